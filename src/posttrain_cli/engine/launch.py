@@ -23,7 +23,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from posttrain_cli.engine import worker
+from posttrain_cli.engine.worker import (
+    EXPLAINED,
+    PARENT,
+    SCRATCH,
+    STORE,
+    Report,
+    read_report,
+    report_path,
+)
 from posttrain_cli.errors import Interrupted, RunError, UsageError
 
 _POLL = 0.02  # seconds between two looks at the workers
@@ -80,7 +88,7 @@ class _Ending:
 
     worker: _Worker
     code: int
-    report: worker.Report | None
+    report: Report | None
 
 
 @dataclass(slots=True)
@@ -130,7 +138,7 @@ def launch(
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="ptc-") as scratch, _listening() as signals:
-        shared = _shared_environment(n, Path(scratch), node) | env
+        shared = _shared_environment(n, Path(scratch), node) | dict(env)
         first_rank = node.rank * n if node else 0
         workers: list[_Worker] = []
         try:
@@ -179,13 +187,13 @@ def _shared_environment(n: int, scratch: Path, node: NodePlan | None) -> dict[st
         "LOCAL_WORLD_SIZE": str(n),
         "GROUP_RANK": str(node.rank if node else 0),
         "PYTHONUNBUFFERED": "1",
-        worker.SCRATCH: str(scratch),
-        worker.PARENT: str(os.getpid()),
+        SCRATCH: str(scratch),
+        PARENT: str(os.getpid()),
     }
     if node:
         shared["MASTER_ADDR"], shared["MASTER_PORT"] = node.address()
     else:
-        shared[worker.STORE] = str(scratch / "store")
+        shared[STORE] = str(scratch / "store")
         if Path("/sys/class/net/lo").exists():  # no host name has to resolve on one machine
             shared.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return shared
@@ -206,7 +214,7 @@ def _start(argv: Sequence[str], env: dict[str, str], log_dir: Path, scratch: Pat
             start_new_session=True,
             close_fds=False,  # only what was made inheritable on purpose: the run's lock
         )
-    return _Worker(rank, process, log, start, worker.report_path(scratch, rank))
+    return _Worker(rank, process, log, start, report_path(scratch, rank))
 
 
 @dataclass(slots=True)
@@ -265,14 +273,15 @@ class _Watch:
     def _endings(self) -> list[_Ending]:
         ended = ((each, each.process.poll()) for each in self.workers)
         return [
-            _Ending(each, code, worker.read_report(each.report) if code else None)
+            _Ending(each, code, read_report(each.report) if code else None)
             for each, code in ended
             if code is not None
         ]
 
     def _failed(self, ending: _Ending) -> bool:
         """Neither done, nor stopped on purpose, nor ended by the very signal it was told."""
-        told = {self.stopping, signal.SIGTERM} if self.stopping else set()
+        stopping = self.stopping or self.signals.first
+        told = {stopping, signal.SIGTERM} if stopping else set()
         by_signal = -ending.code if ending.code < 0 else ending.code - 128
         return bool(ending.code) and not _stopped_by(ending) and by_signal not in told
 
@@ -289,7 +298,7 @@ _CONSEQUENCE = 2
 def _suspicion(ending: _Ending) -> tuple[int, float]:
     """Sort key that puts the likeliest cause first: its class, then when it was reported."""
     report = ending.report
-    if report and report.kind in worker.EXPLAINED:
+    if report and report.kind in EXPLAINED:
         return 0, report.time
     if ending.code < 0 and -ending.code not in (signal.SIGABRT, signal.SIGTERM):
         return 1, 0.0
@@ -300,8 +309,8 @@ def _suspicion(ending: _Ending) -> tuple[int, float]:
 def _error(ending: _Ending) -> Exception:
     """The exception that explains a failed worker."""
     each, report = ending.worker, ending.report
-    if report and report.kind in worker.EXPLAINED:
-        return worker.EXPLAINED[report.kind](report)
+    if report and report.kind in EXPLAINED:
+        return EXPLAINED[report.kind](report)
     if report:
         what = f"rank {each.rank} failed: {report.message}"
     elif ending.code < 0:
@@ -354,7 +363,8 @@ def _listening() -> Iterator[_Signals]:
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    old = {signum: signal.signal(signum, signals.handle) for signum in _SIGNALS}
+    heard = [each for each in _SIGNALS if signal.getsignal(each) != signal.SIG_IGN]  # nohup, `&`
+    old = {signum: signal.signal(signum, signals.handle) for signum in heard}
     try:
         yield signals
     finally:

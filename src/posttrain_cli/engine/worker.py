@@ -16,7 +16,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -123,9 +122,9 @@ def _report(error: BaseException) -> int:
     else:
         text = f"{type(error).__name__}: {error}".split("\n")[0]
         report = Report("LostPeer" if _lost_peer(error) else "Crash", text, time=now)
-    with suppress(FileNotFoundError):  # the parent is gone, and its folder with it
-        path = report_path(Path(os.environ[SCRATCH]), int(os.environ["RANK"]))
-        atomic_write(path, json.dumps(asdict(report)))
+    scratch = Path(os.environ[SCRATCH])
+    if scratch.is_dir():  # else the parent is gone, and its folder with it
+        atomic_write(report_path(scratch, int(os.environ["RANK"])), json.dumps(asdict(report)))
     return int(error.exit_code) if isinstance(error, PtcError) else int(RunError.exit_code)
 
 
