@@ -64,10 +64,10 @@ def is_remote(path: str) -> bool:
 
 def data_suffix(path: str) -> str:
     """The suffix that names the format, lower case, without `.gz` or `.zst`; may be empty."""
-    name = os.path.basename(path).lower()
+    name = path.lower()
     for suffix in COMPRESSED:
         name = name.removesuffix(suffix)
-    return os.path.splitext(name)[1]
+    return Path(name).suffix
 
 
 def open_raw(path: str) -> IO[bytes]:
@@ -118,7 +118,7 @@ def sha256(path: str) -> str:
 
 def absolute(path: str) -> str:
     """The full name of `path` for messages."""
-    return path if is_remote(path) else os.path.abspath(path)
+    return path if is_remote(path) else str(Path(path).absolute())
 
 
 class _Decompressed(io.RawIOBase):
@@ -129,7 +129,7 @@ class _Decompressed(io.RawIOBase):
         self._is_gzip = is_gzip
         self._member: Any = None  # the decompressor of the member being read
         self._compressed = b""
-        self._ready = b""
+        self._ready = memoryview(b"")
         self._damage: DamagedStream | None = None
 
     def readable(self) -> bool:
@@ -164,7 +164,7 @@ class _Decompressed(io.RawIOBase):
         if self._member is None:
             self._member = _decompressor(self._is_gzip)
         try:
-            self._ready = self._member.decompress(self._compressed)
+            self._ready = memoryview(self._member.decompress(self._compressed))
         except Exception as error:  # zlib.error and zstandard.ZstdError share no base
             self._damage = DamagedStream(f"the compressed stream is damaged: {error}")
             return False
@@ -184,19 +184,22 @@ def _decompressor(is_gzip: bool) -> Any:
 
 
 def _expand_local(pattern: str, base: Path | None) -> list[str]:
-    name = os.path.expanduser(pattern)
-    if base is not None:
-        name = os.path.join(base, name)
-    if os.path.isdir(name):
-        inside = sorted(os.listdir(name), key=os.fsencode)
-        paths = [os.path.join(name, entry) for entry in inside if _is_data_name(entry)]
-        return [path for path in paths if os.path.isfile(path)]
-    if os.path.exists(name):
+    name = _located(pattern, base)
+    if Path(name).is_dir():
+        inside = sorted(Path(name).iterdir(), key=os.fsencode)
+        return [str(path) for path in inside if _is_data_name(path.name) and path.is_file()]
+    if Path(name).exists():
         return [name]
     if not globbing.has_magic(name):
         return []
-    matches = sorted(globbing.glob(name, recursive=True), key=os.fsencode)
-    return [match for match in matches if os.path.isfile(match)]
+    matches = sorted(globbing.glob(name, recursive=True), key=os.fsencode)  # noqa: PTH207 any root
+    return [match for match in matches if Path(match).is_file()]
+
+
+def _located(pattern: str, base: Path | None) -> str:
+    """The local name, as it was given unless `~` or `base` changes it."""
+    name = str(Path(pattern).expanduser()) if pattern.startswith("~") else pattern
+    return name if base is None else str(base / name)
 
 
 def _is_data_name(name: str) -> bool:
@@ -207,8 +210,8 @@ def _is_data_name(name: str) -> bool:
 def _nothing_at(pattern: str, base: Path | None) -> str:
     if is_remote(pattern):
         return f"`{pattern}` does not exist"
-    name = os.path.abspath(os.path.join(base or "", os.path.expanduser(pattern)))
-    if os.path.isdir(name):
+    name = absolute(_located(pattern, base))
+    if Path(name).is_dir():
         return f"`{name}` holds no data file ({', '.join(SUFFIXES)}, also .gz or .zst)"
     if globbing.has_magic(name):
         return f"`{name}` matches no file"
