@@ -98,11 +98,11 @@ def shutdown() -> None:
 
 def sums(world: World, values: Sequence[float]) -> list[float]:
     """Sum each of `values` over all ranks, in float64; every rank gets the same bits."""
+    if world.size == 1:
+        return [float(value) for value in values]
     import torch
     import torch.distributed as dist
 
-    if world.size == 1:
-        return [float(value) for value in values]
     total = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(total)
     return [float(value) for value in total.tolist()]
@@ -115,10 +115,10 @@ def barrier(world: World) -> None:
 
 def gather(world: World, value: T) -> list[T]:
     """The `value` of every rank, in rank order, on every rank."""
-    import torch.distributed as dist
-
     if world.size == 1:
         return [value]
+    import torch.distributed as dist
+
     values: list[Any] = [None] * world.size
     dist.all_gather_object(values, value)
     return values
@@ -182,11 +182,11 @@ class Stopper:
 
     def agreed(self, world: World) -> int:
         """The signal that any rank has received, or 0; the same on every rank."""
+        if world.size == 1:
+            return self.signum
         import torch
         import torch.distributed as dist
 
-        if world.size == 1:
-            return self.signum
         highest = torch.tensor(self.signum)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)
         return int(highest)
