@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,12 @@ _LORA_ONLY = ("model.lora_alpha", "model.lora_dropout", "model.target_modules")
 
 
 def fill(
-    config: Config, method: Method, given: Mapping[str, Given], problems: list[str]
+    config: Config,
+    method: Method,
+    *,
+    given: Mapping[str, Given],
+    folder: Path,
+    problems: list[str],
 ) -> tuple[Config, dict[str, str]]:
     """Fill in what the schema leaves open, and check what only the whole config can tell.
 
@@ -30,13 +36,19 @@ def fill(
         config: the validated config.
         method: the method that runs.
         given: what the user wrote, by key.
+        folder: the working directory; the default run directory is below it.
         problems: gets a line for each contradiction.
 
     Returns:
         The full config and the origins of the values filled in.
     """
     _check(config, given, problems)
-    found = {**_model(config, method, given), **_data(config, method), **_length(config, given)}
+    found = {
+        **_model(config, method),
+        **_data(config, method),
+        **_length(config),
+        **_place(config, method, folder),
+    }
     updates: dict[str, dict[str, Any]] = {}
     for key, (value, _) in found.items():
         section, name = key.split(".")
@@ -52,9 +64,7 @@ def fill(
     return config.model_copy(update=filled), origins
 
 
-def _model(
-    config: Config, method: Method, given: Mapping[str, Given]
-) -> dict[str, tuple[Any, str]]:
+def _model(config: Config, method: Method) -> dict[str, tuple[Any, str]]:
     found: dict[str, tuple[Any, str]] = {}
     lora = config.model.lora_rank > 0 or _is_adapter(config.model.partial_pretrain)
     if config.optim.lr is None:
@@ -77,13 +87,21 @@ def _data(config: Config, method: Method) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def _length(config: Config, given: Mapping[str, Given]) -> dict[str, tuple[Any, str]]:
+def _length(config: Config) -> dict[str, tuple[Any, str]]:
     """One epoch, unless the user gave steps: a default never cuts `max_steps`."""
     if config.trainer.total_epochs is not None:
         return {}
     if config.trainer.max_steps is None:
         return {"trainer.total_epochs": (1, "default")}
     return {"trainer.total_epochs": (None, "default (max_steps sets the length)")}
+
+
+def _place(config: Config, method: Method, folder: Path) -> dict[str, tuple[Any, str]]:
+    if config.trainer.default_local_dir is not None:
+        return {}
+    project = re.sub(r"[^\w.-]+", "-", config.trainer.project_name).strip(".-") or "ptc"
+    run = folder / "runs" / f"{project}-{method}"
+    return {"trainer.default_local_dir": (str(run), "default (runs/PROJECT-METHOD)")}
 
 
 def _check(config: Config, given: Mapping[str, Given], problems: list[str]) -> None:

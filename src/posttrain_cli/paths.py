@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from posttrain_cli.schema import FILE_KEYS, MODEL_KEYS
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _TEMPLATES = ("tokenizer", "chatml", "plain")
 
 
@@ -25,21 +27,25 @@ def absolute(key: str, value: Any, base: Path) -> Any:
         return _pattern(value, base)
     if key == "trainer.default_local_dir":
         return _join(value, base)
-    if key in MODEL_KEYS and is_path(value, base):
+    if key in MODEL_KEYS and looks_like_path(value, base):
         return _join(value, base)
     if key == "data.template" and value not in _TEMPLATES:
         return _join(value, base)
     return value
 
 
-def is_path(model: str, base: Path) -> bool:
-    """Whether a model is named by a path rather than by a hub id `name` or `owner/name`.
+def looks_like_path(name: str | Path, folder: Path | None = None) -> bool:
+    """Whether `name` means a place on disk rather than a hub id (`name` or `owner/name`).
 
-    A leading slash, dot or tilde, more than one slash, or an existing first folder says path.
+    True for Path objects, for anything with a leading slash, dot or tilde, for what cannot be
+    a hub id, and for anything whose first part exists below `folder`.
     """
-    if model.startswith(("/", ".", "~")) or model.count("/") > 1 or model.endswith("/"):
+    text = str(name)
+    if isinstance(name, Path) or text.startswith(("/", ".", "~")):
         return True
-    return (base / model.split("/")[0]).exists()
+    if not _HUB_ID.fullmatch(text):
+        return True
+    return ((folder or Path.cwd()) / text.split("/")[0]).exists()
 
 
 def _pattern(value: str, base: Path) -> str:

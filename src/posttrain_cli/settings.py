@@ -73,7 +73,9 @@ def load(
     config = _validate(given, chosen, problems)
     origins = {key: given[key].origin if key in given else "default" for key in settings()}
     if config is not None:
-        config, filled = fill(config, chosen, given, problems)
+        config, filled = fill(
+            config, chosen, given=given, folder=folder, problems=problems
+        )
         origins.update(filled)
     if problems or config is None:
         raise mistakes(problems)

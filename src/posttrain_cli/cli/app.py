@@ -33,7 +33,14 @@ class Command(NamedTuple):
     summary: str
 
 
-COMMANDS: tuple[Command, ...] = ()
+_SHELL = "posttrain_cli.cli"
+COMMANDS: tuple[Command, ...] = (
+    Command("gen-synthetic", f"{_SHELL}.gen_synthetic", "gen_synthetic", "make rows from recipes"),
+    Command("sft", f"{_SHELL}.train", "sft", "fine-tune a model on answers"),
+    Command("train", f"{_SHELL}.train", "train", "start the trainer a config names"),
+    Command("doctor", f"{_SHELL}.doctor", "doctor", "look at this machine"),
+    Command("completion", f"{_SHELL}.completion", "completion", "print a completion script"),
+)
 
 _HELP = """Post-training from one command line: raw data to a tuned model.
 
@@ -140,8 +147,10 @@ _COMMON: dict[str, Any] = {
 def _with_common(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with the options that every command knows; they set `console.modes`."""
     signature = inspect.signature(function, eval_str=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [parameter.replace(kind=keyword) for parameter in signature.parameters.values()]
     common = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=False)
+        inspect.Parameter(name, keyword, annotation=kind, default=False)
         for name, kind in _COMMON.items()
     ]
 
@@ -156,8 +165,7 @@ def _with_common(function: Callable[..., Any]) -> Callable[..., Any]:
         modes.color = modes.color and not given["no_color"]
         return function(**arguments)
 
-    parameters = [*signature.parameters.values(), *common]
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__signature__ = signature.replace(parameters=[*own, *common])  # type: ignore[attr-defined]
     return command
 
 

@@ -84,6 +84,11 @@ def as_json(error: PtcError) -> dict[str, Any]:
     }
 
 
+def stdout() -> TextIO:
+    """The stream of results, for `paint`."""
+    return sys.stdout
+
+
 def paint(text: str, code: str, stream: TextIO | None = None) -> str:
     """`text` in an ANSI colour when `stream` (default stderr) is a terminal that wants it."""
     return f"\x1b[{code}m{text}\x1b[0m" if colored(stream or sys.stderr) else text
