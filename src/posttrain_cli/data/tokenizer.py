@@ -96,6 +96,11 @@ class Tokenizer:
                 hint="choose another template with --template chatml, plain or a file",
             ) from error
 
+    @property
+    def portable_template(self) -> str:
+        """The template's source with nothing in it that only this module knows."""
+        return self.template.replace("{{ bos_text }}", self.tokens.get("bos_text", ""))
+
     @cached_property
     def anchor(self) -> str:
         """Text to put before a part so that its ids are those it has in mid-text.

@@ -77,14 +77,14 @@ def build(source: ModelSource, settings: ModelConfig, world: World, seed: int) -
         UsageError: LoRA matches nothing, or the weights do not fit the architecture.
     """
     dtype = compute_dtype(settings.dtype, world.device)
-    adapter = _adapter_config(source, settings)
+    adapter = adapter_config(source, settings)
     base = source.base or source.weights
     name = attention.choose(settings.attention, world.device)
     held = torch.bfloat16 if adapter is not None and dtype == torch.bfloat16 else torch.float32
     model = _on_meta(base, held, name)
     config = model.config
     if adapter is not None:
-        model = _inject(model, adapter)
+        model = inject_lora(model, adapter)
     if settings.enable_gradient_checkpointing:
         _recompute_activations(model)
     clock = dropout.Clock()
@@ -142,7 +142,7 @@ def _on_meta(base: Path, dtype: torch.dtype, attention_name: str) -> Any:
     return model
 
 
-def _adapter_config(source: ModelSource, settings: ModelConfig) -> Any | None:
+def adapter_config(source: ModelSource, settings: ModelConfig) -> Any | None:
     """The LoRA shape: the one that is continued, or a new one; None for full training."""
     from peft import LoraConfig
 
@@ -170,7 +170,7 @@ def _adapter_config(source: ModelSource, settings: ModelConfig) -> Any | None:
     )
 
 
-def _inject(model: Any, adapter: Any) -> Any:
+def inject_lora(model: Any, adapter: Any) -> Any:
     """Put LoRA into the model; every named target must match something."""
     from peft import get_peft_model
 

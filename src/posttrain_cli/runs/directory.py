@@ -22,6 +22,7 @@ import yaml
 from posttrain_cli.config import Config
 from posttrain_cli.errors import UsageError
 from posttrain_cli.files import atomic_write
+from posttrain_cli.schema import settings
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
@@ -33,6 +34,7 @@ _PARTS = (
     "logs",
     "checkpoints",
     "model",
+    "bad_steps",
 )
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
@@ -72,6 +74,11 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         """`checkpoints`: one folder a checkpoint."""
         return self.path / "checkpoints"
+
+    @property
+    def prepared(self) -> Path:
+        """`.prepared`: token ids of the data sets while the run needs them."""
+        return self.path / ".prepared"
 
     @property
     def model(self) -> Path:
@@ -174,10 +181,13 @@ def now() -> str:
 
 
 def dump_config(config: Config) -> str:
-    """`config` as YAML that `ptc train --config` reads back to the same config."""
-    return yaml.safe_dump(
-        config.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True
-    )
+    """`config` as YAML that `ptc train --config` reads back; settings of other methods are left out."""
+    tree = config.model_dump(mode="json", exclude_none=True)
+    for row in settings().values():
+        if config.trainer.type not in row.methods:
+            tree[row.section].pop(row.name, None)
+    used = {section: values for section, values in tree.items() if values}
+    return yaml.safe_dump(used, sort_keys=False, allow_unicode=True)
 
 
 def _dump(record: Mapping[str, Any]) -> str:

@@ -1,0 +1,51 @@
+"""What every training process runs: join, seed, train, leave.
+
+Started by our launcher as `python -m posttrain_cli.engine.train RUN`; under torchrun and the
+like `body` is called in the process that is there already.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from posttrain_cli.engine.worker import run_worker
+from posttrain_cli.runs.directory import RunDirectory
+
+
+def main() -> None:
+    """Entry of a launched worker."""
+    run_worker(lambda: body(RunDirectory(Path(sys.argv[1]))))
+
+
+def body(run: RunDirectory) -> None:
+    """Train the run as its orders say; every rank calls it."""
+    from posttrain_cli.engine import distributed, seeds, sft
+    from posttrain_cli.engine.task import Task
+
+    quiet_libraries()
+    task = Task(run)
+    world = distributed.join(task.order.gpu)
+    seeds.set_seeds(task.config.trainer.seed)
+    if task.config.trainer.deterministic:
+        seeds.make_deterministic()
+
+    def say(line: str) -> None:
+        if world.is_main:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+    sft.run(task, world, say)
+    distributed.shutdown()
+
+
+def quiet_libraries() -> None:
+    """Keep progress bars and advice of libraries out of the logs; errors still come through."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+if __name__ == "__main__":
+    main()
