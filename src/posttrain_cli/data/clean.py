@@ -14,7 +14,7 @@ from typing import Any, Literal
 Level = Literal["safe", "article", "none"]
 
 # [\x00-\x08\x0b\x0c\x0e-\x1f\x7f]: all below the blank but tab, line feed and carriage return.
-CONTROL = bytes([*range(0x00, 0x09), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F])
+CONTROL = bytes([*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F])
 
 CONTROLS_REMOVED = "control characters removed"
 SPACE_COLLAPSED = "white space collapsed"
@@ -61,22 +61,28 @@ def clean_text(text: str, level: Level) -> tuple[str, frozenset[str]]:
 
 
 def clean_value(value: Any, level: Level) -> Cleaned:
-    """Clean a contract field: text, or a list of turns whose `content` is text.
+    """Clean a contract field: text, or a list of turns (their `content` or `value`).
 
     Anything else is returned as it is; the contract check names it.
     """
     if isinstance(value, str):
         text, changes = clean_text(value, level)
         return Cleaned(text, changes)
-    if not isinstance(value, list) or level == "none":
+    if not isinstance(value, list):
         return Cleaned(value, NO_CHANGE)
-    turns: list[Any] = []
+    turns = [_clean_turn(turn, level) for turn in value]
+    changes = NO_CHANGE.union(*(turn.changes for turn in turns))
+    return Cleaned([turn.value for turn in turns], changes) if changes else Cleaned(value, changes)
+
+
+def _clean_turn(turn: Any, level: Level) -> Cleaned:
+    if not isinstance(turn, dict):
+        return Cleaned(turn, NO_CHANGE)
     changes = NO_CHANGE
-    for turn in value:
-        if isinstance(turn, dict) and isinstance(turn.get("content"), str):
-            text, done = clean_text(turn["content"], level)
+    for name in ("content", "value"):
+        if isinstance(turn.get(name), str):
+            text, done = clean_text(turn[name], level)
             if done:
-                turn = {**turn, "content": text}
+                turn = {**turn, name: text}
                 changes |= done
-        turns.append(turn)
-    return Cleaned(turns, changes)
+    return Cleaned(turn, changes)

@@ -123,15 +123,20 @@ def arithmetic(draw: Draw, index: int) -> Task:
                 f"How many coins does each friend get?"
             )
             steps = [(f"{a} * {b * c}", a * b * c), (f"{a * b * c} / {c}", a * b)]
-    right = steps[-1][1]
-    wrong, corruption = _wrong_number(draw, right, steps[0][1])
+    first, last = steps
+    right = last[1]
+    if draw.below(2) and first[1] != right:
+        wrong, corruption = _worked([first], first[1]), "last step left out"
+    else:
+        slip = right + draw.between(1, 9)
+        wrong, corruption = _worked([first, (last[0], slip)], slip), "wrong number"
     return Task(
         recipe="arithmetic",
         turns=(question,),
         response=_worked(steps, right),
         answer=str(right),
         check="number",
-        corrupted=_worked([steps[0], (steps[1][0], wrong)], wrong),
+        corrupted=wrong,
         corruption=corruption,
     )
 
@@ -141,16 +146,9 @@ def _worked(steps: Sequence[tuple[str, int]], final: int) -> str:
     return "\n".join([*lines, f"#### {final}"])
 
 
-def _wrong_number(draw: Draw, right: int, first: int) -> tuple[int, str]:
-    """A number that is not `right`, and how it came about."""
-    if draw.below(2) and first != right:
-        return first, "last step left out"
-    return right + draw.between(1, 9), "wrong sum"
-
-
 def format_task(draw: Draw, index: int) -> Task:
     """An instruction about the form of the answer, which one comparison can check."""
-    words = draw.sample(WORDS, draw.between(3, 5))
+    words = draw.sample(WORDS, draw.between(4, 6))
     listed = ", ".join(words)
     match draw.below(4):
         case 0:
@@ -202,7 +200,7 @@ def dialogue(draw: Draw, index: int) -> Task:
     """Three turns: facts are given, acknowledged, and asked for again."""
     name, other = draw.sample(NAMES, 2)
     thing = draw.choice(THINGS)
-    mine, theirs = draw.sample(range(2, 99), 2)
+    mine, theirs = draw.sample(range(10, 99), 2)
     told = f"{name} has {mine} {thing} and {other} has {theirs} {thing}. Please remember that."
     asked = f"How many {thing} does {name} have?"
     return Task(

@@ -12,12 +12,14 @@ script, field for field: `question`, `answer`, and metadata that says `synthetic
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from posttrain_cli.data import recipes
-from posttrain_cli.data.convert import transcript
 from posttrain_cli.data.recipes import Draw, Recipe, Task
+from posttrain_cli.data.transcript import transcript
+from posttrain_cli.data.writer import Outputs, check_outputs, output_format, write_records
 
 Kind = Literal["sft", "preference", "prompt"]
 _MIX = (recipes.arithmetic, recipes.format_task, recipes.extraction, recipes.capitals)
@@ -38,6 +40,26 @@ class SyntheticOptions:
     recipe: Recipe = "mixed"
     rows: int = 100
     seed: int = 42
+
+
+def generate(options: SyntheticOptions, target: Path, *, overwrite: bool) -> dict[str, Any]:
+    """Write the rows to `target`, whole or not at all, and describe the file.
+
+    Raises:
+        UsageError: the target exists, or its suffix says no format.
+    """
+    output_format(target)
+    check_outputs(target, overwrite=overwrite)
+    with Outputs() as outputs:
+        sink = outputs.open(target)
+        rows = write_records(sink, target, lambda: make_rows(options))
+    return {
+        "path": str(target),
+        "rows": rows,
+        "bytes": sink.size,
+        "sha256": sink.sha256(),
+        "options": asdict(options),
+    }
 
 
 def make_rows(options: SyntheticOptions) -> Iterator[dict[str, Any]]:
@@ -86,9 +108,7 @@ def _task(recipe: Recipe, seed: int, index: int) -> Task:
 
 def _messages(task: Task) -> list[dict[str, str]]:
     roles = ("user", "assistant")
-    return [
-        {"role": roles[place % 2], "content": text} for place, text in enumerate(task.turns)
-    ]
+    return [{"role": roles[place % 2], "content": text} for place, text in enumerate(task.turns)]
 
 
 def _question_and_answer(task: Task) -> dict[str, Any]:
