@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from posttrain_cli.data.pack import Ints, pack
 
@@ -57,7 +58,7 @@ class Plan:
         batch_size: int,
         seed: int,
         shuffle: bool = True,
-        weights: Ints | None = None,
+        weights: NDArray[np.float64] | None = None,
     ) -> None:
         assert len(lengths) == len(trained) > 0, (len(lengths), len(trained))
         self.lengths, self.trained = lengths, trained

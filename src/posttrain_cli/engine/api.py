@@ -10,10 +10,11 @@ of starting workers of its own.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,6 @@ def work(
 
 def finish(run: RunDirectory) -> Outcome:
     """Note that the run is finished and drop what only training needs."""
-    import shutil
-
     set_state(run, "finished", error=None)
     shutil.rmtree(run.prepared, ignore_errors=True)
     return outcome(run)
@@ -217,8 +216,6 @@ def _record(
 
 
 def _counts(prepared: Prepared) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return asdict(prepared.counts)
 
 
@@ -240,8 +237,6 @@ def _roll_back(run: RunDirectory, config: Config, order: Order) -> Order | None:
     if not (config.trainer.rollback and hopeless) or order.left_out:
         return None
     update_record(run, rolled_back={"from_step": int(lines[-1]["step"]), "left_out": list(bad)})
-    from dataclasses import replace
-
     return replace(order, resume=True, left_out=bad)
 
 
@@ -263,8 +258,6 @@ class _discarding:  # noqa: N801 - reads as a statement
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None and not holds_run(self.path):
-            import shutil
-
             shutil.rmtree(self.path / ".prepared", ignore_errors=True)
             (self.path / ".lock").unlink(missing_ok=True)
             with suppress(OSError):

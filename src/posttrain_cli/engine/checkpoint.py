@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain_cli.engine.distributed import World, gather, together
-from posttrain_cli.errors import RunError
+from posttrain_cli.errors import RunError, UsageError
 from posttrain_cli.files import atomic_write, fsync_dir, fsync_file, sha256_file
 
 if TYPE_CHECKING:
@@ -116,6 +116,20 @@ def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
             return _open_checkpoint(path)
         say(f"checkpoint `{path}` is damaged and passed over: {problem}")
     return None
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in `path`, every byte verified.
+
+    Raises:
+        UsageError: it is not whole.
+    """
+    problem = damage(path)
+    if problem:
+        raise UsageError(
+            f"checkpoint `{path}` is damaged: {problem}", hint="use an older one of its run"
+        )
+    return _open_checkpoint(path)
 
 
 def load(

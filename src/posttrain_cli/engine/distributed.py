@@ -88,6 +88,16 @@ def join(gpu: bool) -> World:
     return World(rank, size, local_rank, device, backend)
 
 
+def ensure_group(world: World) -> None:
+    """Make a process group of one where there is none: device meshes need one."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
 def shutdown() -> None:
     """Leave the process group, if this process is in one."""
     import torch.distributed as dist

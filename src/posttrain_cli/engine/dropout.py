@@ -86,7 +86,8 @@ def token_keys(
         places = np.concatenate([np.arange(n, dtype=np.uint64) for n in lengths])
         mixed = (rows ^ (rows >> np.uint64(29))) + places * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0x94D049BB133111EB)
-    return (mixed >> np.uint64(32)).astype(np.uint32).view(np.int32)
+    keys: NDArray[np.int32] = (mixed >> np.uint64(32)).astype(np.uint32).view(np.int32)
+    return keys
 
 
 def place(model: nn.Module, clock: Clock) -> int:

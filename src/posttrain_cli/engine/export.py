@@ -86,7 +86,7 @@ def _write_adapter(policy: Policy, base: Path, folder: Path, tensors: dict[str, 
     config |= {
         "inference_mode": True,
         "base_model_name_or_path": str(base),
-        "target_modules": sorted(config["target_modules"]),
+        "target_modules": sorted({name.rsplit(".", 1)[-1] for name in config["target_modules"]}),
     }
     text = json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"
     (folder / "adapter_config.json").write_text(text, encoding="utf-8")

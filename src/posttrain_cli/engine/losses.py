@@ -38,7 +38,8 @@ def linear_logprobs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     Returns:
         (P,) float32; differentiable in `hidden` and `weight`.
     """
-    result: Tensor = _LinearLogprobs.apply(hidden, weight, labels)
+    apply: Any = _LinearLogprobs.apply
+    result: Tensor = apply(hidden, weight, labels)
     return result
 
 

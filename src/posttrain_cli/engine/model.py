@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain_cli.config import ModelConfig
-from posttrain_cli.engine import attention, dropout, weights
+from posttrain_cli.engine import attention, distributed, dropout, weights
 from posttrain_cli.engine.distributed import World
 from posttrain_cli.engine.losses import linear_logprobs
 from posttrain_cli.errors import UsageError
@@ -164,7 +164,7 @@ def adapter_config(source: ModelSource, settings: ModelConfig) -> Any | None:
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,
+        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=settings.lora_dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
     )
@@ -213,13 +213,16 @@ def _shard(model: Any, world: World, dtype: torch.dtype) -> None:
         register_fsdp_forward_method,
     )
 
+    distributed.ensure_group(world)
     mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("dp",))
     options: dict[str, Any] = {"mesh": mesh}
     if dtype == torch.bfloat16:
         options["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
         )
-    blocks = {name for m in model.modules() for name in (getattr(m, "_no_split_modules", 0) or ())}
+    blocks: set[str] = set()
+    for module in model.modules():
+        blocks.update(getattr(module, "_no_split_modules", None) or ())
     for module in [m for m in model.modules() if type(m).__name__ in blocks]:
         fully_shard(module, reshard_after_forward=True, **options)
     fully_shard(model, reshard_after_forward=False, **options)
@@ -249,9 +252,9 @@ def _fill(model: Any, source: ModelSource, base: Path, world: World, seed: int) 
     if source.form == "adapter":
         weights.load_adapter(model, source.weights)
     if source.form == "sharded":
-        found = checkpoint.read(source.weights)
-        tensors = {f"model.{n}": p for n, p in model.named_parameters() if p.requires_grad}
-        checkpoint.load(found, tensors)
+        found = checkpoint.open_checkpoint(source.weights)
+        tensors = {f"model.{n}": p.detach() for n, p in model.named_parameters() if p.requires_grad}
+        checkpoint.load(found, tensors, partial=True)
 
 
 def _new_adapter(name: str, parameter: Tensor, seed: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def resume(path: Path, changes: Changes, say: Say) -> Outcome:
             say(f"`{path}` is finished: {step:,} steps done, the result is in `{run.model}`")
             return api.outcome(run, already_finished=True)
         _refuse_shorter(new, step)
-        order = _lay_out(run, new, changes, say)
+        order = lay_out(run, new, changes, say)
         history = [*read_record(run).get("resumed", []), _note(step, old, new)]
         set_state(run, "running", resumed=history)
         return api.work(run, new, order, changes.node, say)
@@ -153,7 +153,7 @@ def _refuse_shorter(new: Config, step: int) -> None:
         )
 
 
-def _lay_out(run: RunDirectory, config: Config, changes: Changes, say: Say) -> Order:
+def lay_out(run: RunDirectory, config: Config, changes: Changes, say: Say) -> Order:
     """Prepare the data again if it is gone, check that it is the same, and write the orders."""
     splits = inputs.check(config, say)
     _refuse_other_data(run, splits, changes.force)
@@ -205,8 +205,3 @@ def _refuse_other_tokenizer(run: RunDirectory, sha256: str, force: bool) -> None
 def _note(step: int, old: Config, new: Config) -> dict[str, Any]:
     changed = {key: value_of(new, key) for key in differences(old, new)}
     return {"at": now(), "after_step": step, "changes": changed}
-
-
-def unresumed(order: Order, stop_after: int) -> Order:
-    """The same orders for a session that ends after `stop_after` and exports nothing."""
-    return replace(order, stop_after=stop_after)

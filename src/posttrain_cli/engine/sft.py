@@ -17,7 +17,7 @@ from posttrain_cli.engine.loop import Job, Progress, Work, fit, restore
 from posttrain_cli.engine.metrics import MetricsWriter, parse_loggers
 from posttrain_cli.engine.model import Policy, build
 from posttrain_cli.engine.optimizer import build_optimizer
-from posttrain_cli.engine.task import Task
+from posttrain_cli.engine.task import Task, make_plan, total_steps
 from posttrain_cli.runs.directory import update_record
 from posttrain_cli.runs.metrics import cut_metrics, read_metrics
 
@@ -26,8 +26,8 @@ def run(task: Task, world: World, say: Callable[[str], None]) -> None:
     """Train the run of `task` from where it stands to its end; every rank calls it."""
     config = task.config
     train = Prepared(task.run.prepared / "train")
-    plan = make_plan(train, task)
-    total = task.total_steps(plan)
+    plan = make_plan(train, config)
+    total = total_steps(config, plan)
     policy = build(task.model, config.model, world, config.trainer.seed)
     optimizer = build_optimizer(policy, config.optim)
     found = checkpoint.newest(task.run.checkpoints, say) if task.order.resume else None
@@ -63,21 +63,6 @@ def run(task: Task, world: World, say: Callable[[str], None]) -> None:
         return
     base = task.model.base or task.model.weights
     export.export(policy, task.tokenizer, base, task.run.model, world)
-
-
-def make_plan(train: Prepared, task: Task) -> Plan:
-    """The order of all batches of the run."""
-    data = task.config.data
-    assert data.train_batch_size is not None
-    return Plan(
-        train.lengths,
-        train.trained,
-        capacity=data.max_length if data.packing else None,
-        batch_size=data.train_batch_size,
-        seed=task.config.trainer.seed,
-        shuffle=data.shuffle,
-        weights=train.weights,
-    )
 
 
 def make_work(step: Step, train: Prepared, task: Task, world: World) -> Work:

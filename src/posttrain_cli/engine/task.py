@@ -9,6 +9,7 @@ from typing import Any
 
 from posttrain_cli.config import Config
 from posttrain_cli.data.plan import Plan
+from posttrain_cli.data.prepare import Prepared
 from posttrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from posttrain_cli.files import atomic_write
 from posttrain_cli.runs.directory import RunDirectory
@@ -75,14 +76,6 @@ class Task:
         """Tokenizer and template of the run."""
         return load_tokenizer(self.model.tokenizer, template_of(self.config, self.model))
 
-    def total_steps(self, plan: Plan) -> int:
-        """Global steps of the run: `max_steps`, the epochs, or whichever ends earlier."""
-        trainer = self.config.trainer
-        limits = [] if trainer.max_steps is None else [trainer.max_steps]
-        if trainer.total_epochs is not None:
-            limits.append(plan.total(trainer.total_epochs))
-        return min(limits)
-
     def evaluates(self, plan: Plan, step: int, total: int) -> bool:
         """Whether a validation follows `step`: at the interval or the epochs' ends, and last."""
         interval = self.config.trainer.eval_interval
@@ -91,6 +84,30 @@ class Task:
         if interval is not None:
             return step % interval == 0
         return plan.step(step).fraction.is_integer()
+
+
+def total_steps(config: Config, plan: Plan) -> int:
+    """Global steps of a run: `max_steps`, the epochs, or whichever ends earlier."""
+    trainer = config.trainer
+    limits = [] if trainer.max_steps is None else [trainer.max_steps]
+    if trainer.total_epochs is not None:
+        limits.append(plan.total(trainer.total_epochs))
+    return min(limits)
+
+
+def make_plan(train: Prepared, config: Config) -> Plan:
+    """The order of all batches of a run."""
+    data = config.data
+    assert data.train_batch_size is not None
+    return Plan(
+        train.lengths,
+        train.trained,
+        capacity=data.max_length if data.packing else None,
+        batch_size=data.train_batch_size,
+        seed=config.trainer.seed,
+        shuffle=data.shuffle,
+        weights=train.weights,
+    )
 
 
 def template_of(config: Config, source: ModelSource) -> str:

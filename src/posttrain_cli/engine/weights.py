@@ -85,7 +85,7 @@ def load(model: nn.Module, source: Index, rename: Callable[[str], str]) -> list[
     """
     from safetensors import safe_open
 
-    by_file: dict[str, list[tuple[str, Tensor]]] = {}
+    by_file: dict[str, list[tuple[str, nn.Parameter]]] = {}
     left = []
     for name, parameter in model.named_parameters():
         file = source.files.get(rename(name))

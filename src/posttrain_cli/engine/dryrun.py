@@ -1,0 +1,73 @@
+"""`--dry-run`: resolve and check everything, say what would happen, write nothing."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from posttrain_cli.data.prepare import Prepared
+from posttrain_cli.data.tokenizer import Tokenizer, load_tokenizer
+from posttrain_cli.engine import api, inputs, memory
+from posttrain_cli.engine.api import Options, Say
+from posttrain_cli.engine.task import make_plan, template_of, total_steps
+from posttrain_cli.runs.directory import refuse_run
+from posttrain_cli.runs.resolve import resolve_model
+from posttrain_cli.settings import Resolved, value_of
+
+
+def plan(resolved: Resolved, options: Options, say: Say) -> dict[str, Any]:
+    """What `api.start` would do.
+
+    Returns:
+        `settings` (each value and its origin), `data` (rows by what became of them), `steps`,
+        `tokens_per_step`, `devices`, `memory` (bytes a device), `fits`, and `sample`: the first
+        sample with its trained text between ⟦ and ⟧.
+    """
+    config = resolved.config
+    if not options.resume:
+        refuse_run(api.run_path(config), options.overwrite)
+    splits = inputs.check(config, say)
+    name = config.model.partial_pretrain
+    assert name is not None
+    source = resolve_model(name, allow_download=options.allow_download)
+    tokenizer = load_tokenizer(source.tokenizer, template_of(config, source))
+    count, gpu = api.processes(config)
+    world = count * (options.node.nodes if options.node else 1)
+    shape = memory.shape_of(source, config)
+    needed = memory.need(shape, config, world, gpu)
+    free = memory.available(gpu, count)
+    with tempfile.TemporaryDirectory(prefix="ptc-dry-run-") as folder:
+        prepared = inputs.tokenize(splits, config, tokenizer, Path(folder), say)
+        train = prepared["train"]
+        batches = make_plan(train, config)
+        total = total_steps(config, batches)
+        return {
+            "settings": {
+                key: {"value": value_of(config, key), "origin": origin}
+                for key, origin in resolved.origins.items()
+            },
+            "run": str(api.run_path(config)),
+            "data": {role: asdict(found.counts) for role, found in prepared.items()},
+            "steps": total,
+            "bins_per_epoch": len(batches.bins(0)),
+            "tokens_per_step": round(train.counts.tokens / batches.steps_in(0)),
+            "devices": {"processes": world, "gpu": gpu},
+            "parameters": {"all": shape.parameters, "trained": shape.trained},
+            "memory": asdict(needed) | {"total": needed.total, "available": free},
+            "fits": needed.total <= free,
+            "sample": marked_sample(train, tokenizer),
+        }
+
+
+def marked_sample(train: Prepared, tokenizer: Tokenizer) -> str:
+    """The first sample as text, its trained tokens between ⟦ and ⟧."""
+    ids, mask = train.ids(0).tolist(), train.mask(0).tolist()
+    text, start = "", 0
+    for end in range(1, len(ids) + 1):
+        if end == len(ids) or mask[end] != mask[start]:
+            piece = tokenizer.decode(ids[start:end], skip_special=False)
+            text += f"⟦{piece}⟧" if mask[start] else piece
+            start = end
+    return text
