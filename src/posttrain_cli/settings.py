@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from posttrain_cli import values
@@ -73,20 +74,32 @@ def load(
     config = _validate(given, chosen, problems)
     origins = {key: given[key].origin if key in given else "default" for key in settings()}
     if config is not None:
-        config, filled = fill(
-            config, chosen, given=given, folder=folder, problems=problems
-        )
+        config, filled = fill(config, chosen, given=given, folder=folder, problems=problems)
         origins.update(filled)
     if problems or config is None:
         raise mistakes(problems)
     return Resolved(config, chosen, origins)
 
 
-def dump(resolved: Resolved) -> str:
-    """The resolved config as YAML that `ptc train --config` repeats, each line with its origin."""
-    lines = [f"# the resolved config of `ptc {resolved.method}`: each value and where it came from"]
+def dump(config: Config, origins: Mapping[str, str] | None = None) -> str:
+    """A resolved config as YAML that `ptc train --config` repeats.
+
+    Only what its method reads is written, so that the file loads without complaint.
+
+    Args:
+        config: a resolved config.
+        origins: where each value came from, for comments behind the values.
+    """
+    method = config.trainer.type
+    assert method is not None, "a resolved config names its trainer"
+    lines = []
     for section in sections():
-        body = list(_dump_section(section, resolved))
+        rows = [row for row in settings().values() if row.section == section]
+        body = [
+            _dump_line(row.name, value, origins[row.key] if origins else "")
+            for row in rows
+            if (value := value_of(config, row.key)) is not None and method in row.methods
+        ]
         if body:
             lines += [f"{section}:", *body]
     return "\n".join(lines) + "\n"
@@ -173,9 +186,15 @@ def _place(problem: str) -> tuple[str, int]:
     return (file, int(line)) if line.isdigit() else ("\U0010ffff", 0)
 
 
-def _dump_section(section: str, resolved: Resolved) -> Iterator[str]:
-    for row in settings().values():
-        value = value_of(resolved.config, row.key) if row.section == section else None
-        if value is not None and resolved.method in row.methods:
-            written = json.dumps(value, ensure_ascii=False)
-            yield f"  {row.name}: {written}  # {resolved.origins[row.key]}"
+def _dump_line(name: str, value: Any, origin: str) -> str:
+    comment = f"  # {origin}" if origin else ""
+    return f"  {name}: {_written(value)}{comment}"
+
+
+def _written(value: Any) -> str:
+    """A value as YAML; text is always quoted, so that it is never read as something else."""
+    if isinstance(value, list):
+        return f"[{', '.join(_written(item) for item in value)}]"
+    if isinstance(value, str):
+        return yaml.safe_dump(value, default_style='"', allow_unicode=True, width=10**9).strip()
+    return json.dumps(value)

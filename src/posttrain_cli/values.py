@@ -58,7 +58,7 @@ def expected(setting: Setting) -> str:
     ways = [f"`{_plain_name(choice)}`" for choice in setting.choices]
     if len(ways) > 1:
         ways = [f"one of {', '.join(ways)}"]
-    bounds = "".join(f" {bound}" for bound in setting.bounds).replace(" ≤", " and ≤")
+    bounds = f" {' and '.join(setting.bounds)}" if setting.bounds else ""
     if bool in setting.types:
         ways.append("`true` or `false`")
     if int in setting.types:

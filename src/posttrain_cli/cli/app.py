@@ -38,6 +38,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("gen-synthetic", f"{_SHELL}.gen_synthetic", "gen_synthetic", "make rows from recipes"),
     Command("sft", f"{_SHELL}.train", "sft", "fine-tune a model on answers"),
     Command("train", f"{_SHELL}.train", "train", "start the trainer a config names"),
+    Command("resume", f"{_SHELL}.train", "resume", "continue a stopped or killed run"),
+    Command("infer", f"{_SHELL}.infer", "infer", "ask a model: prompts, a file or a chat"),
     Command("doctor", f"{_SHELL}.doctor", "doctor", "look at this machine"),
     Command("completion", f"{_SHELL}.completion", "completion", "print a completion script"),
 )
@@ -63,7 +65,7 @@ Exit codes: 0 done; 1 the data or a check said no; 2 usage, config or input cann
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit status; nothing is raised."""
     arguments = list(argv)
-    console.reset(json_errors="--json" in arguments)
+    console.reset(arguments)
     try:
         status = get_command(build(_named(arguments))).main(
             arguments, prog_name="ptc", standalone_mode=False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -15,23 +15,25 @@ from posttrain_cli.errors import PtcError, UsageError
 
 @dataclass(slots=True)
 class Modes:
-    """How this invocation talks (`-q`, `-v`, `--debug`, `--no-color`, `--json`)."""
+    """How this invocation talks (`-q`, `-v`, `--debug`, `--no-color`, `--json`), and its words."""
 
     quiet: bool = False
     verbose: bool = False
     debug: bool = False
     color: bool = True
     json: bool = False
+    command: tuple[str, ...] = ()
 
 
 modes = Modes()
 
 
-def reset(*, json_errors: bool) -> None:
-    """Back to the defaults before a command line is parsed; errors may already need to be JSON."""
+def reset(command: Sequence[str]) -> None:
+    """Back to the defaults before `command` is parsed; errors may already need to be JSON."""
     modes.quiet = modes.verbose = modes.debug = False
     modes.color = True
-    modes.json = json_errors
+    modes.json = "--json" in command
+    modes.command = tuple(command)
 
 
 def out(text: str = "") -> None:

@@ -51,18 +51,42 @@ def with_settings(method: Method | None) -> Callable[[Callable[..., Any]], Calla
         method: the command's method; None (for `ptc train`) takes it from `trainer.type` and
             offers the flags that every method reads.
     """
-    rows = flag_settings(method)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def command(
-            config: Path | None = None, sets: list[str] | None = None, **arguments: Any
+            *,
+            flags: dict[str, Any],
+            config: Path | None = None,
+            sets: list[str] | None = None,
+            **arguments: Any,
         ) -> Any:
-            flags = {row.key: arguments.pop(_identifier(row)) for row in rows}
             resolved = load(method, flags=flags, sets=sets or (), config_file=config)
             return function(resolved=resolved, **arguments)
 
-        command.__signature__ = _signature(function, rows)  # type: ignore[attr-defined]
+        own = inspect.signature(function, eval_str=True).parameters.values()
+        files = [_keyword("config", ConfigFile), _keyword("sets", Sets)]
+        given = [row for row in own if row.annotation is not Resolved]
+        _sign(command, [*files, *given])
+        return with_flags(flag_settings(method))(command)
+
+    return decorate
+
+
+def with_flags(rows: list[Setting]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the flags of `rows`; it gets their texts by key as `flags` instead."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(**arguments: Any) -> Any:
+            flags = {row.key: arguments.pop(_identifier(row)) for row in rows}
+            return function(flags=flags, **arguments)
+
+        own = inspect.signature(function, eval_str=True).parameters
+        given = [row for name, row in own.items() if name != "flags"]
+        options = [_keyword(_identifier(row), _option(row)) for row in rows]
+        at = 2 if "config" in own else 0  # --config and --set come first
+        _sign(command, [*given[:at], *options, *given[at:]])
         return command
 
     return decorate
@@ -74,23 +98,18 @@ def flag_settings(method: Method | None) -> list[Setting]:
     return [row for row in settings().values() if row.flag and readers <= set(row.methods)]
 
 
-def _signature(function: Callable[..., Any], rows: list[Setting]) -> inspect.Signature:
-    own = inspect.signature(function, eval_str=True)
+def _sign(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
+    """Give `command` the signature that Typer reads: these parameters, by keyword only."""
     keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        inspect.Parameter("config", keyword, annotation=ConfigFile, default=None),
-        inspect.Parameter("sets", keyword, annotation=Sets, default=None),
-        *(
-            inspect.Parameter(_identifier(row), keyword, annotation=_option(row), default=None)
-            for row in rows
-        ),
-        *(
-            parameter.replace(kind=keyword)
-            for parameter in own.parameters.values()
-            if parameter.annotation is not Resolved
-        ),
-    ]
-    return own.replace(parameters=parameters)
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter.replace(kind=keyword) for parameter in parameters]
+    )
+
+
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None
+    )
 
 
 def _option(row: Setting) -> Any:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from posttrain_cli.config import Config
 from posttrain_cli.devices import visible_gpus
 from posttrain_cli.errors import UsageError
 from posttrain_cli.extras import missing
 from posttrain_cli.settings import Resolved, mistakes
+
+if TYPE_CHECKING:
+    from posttrain_cli.engine.launch import NodePlan
 
 _NO_MODEL = (
     "no model to start from: pass `--model DIR` (a Hugging Face folder, a run or an adapter), "
@@ -32,6 +36,35 @@ def check(resolved: Resolved, *, allow_download: bool) -> None:
     ]
     if problems:
         raise mistakes(problems)
+
+
+def check_packages() -> None:
+    """Raise UsageError when the packages of training are not installed."""
+    line = _packages()
+    if line:
+        raise UsageError(line)
+
+
+def node(config: Config, rank: int, endpoint: str) -> NodePlan | None:
+    """This machine's place among `trainer.nnodes`; None for one machine."""
+    from posttrain_cli.engine.launch import NodePlan
+
+    nodes = config.trainer.nnodes
+    if nodes == 1 and (rank or endpoint):
+        raise UsageError(
+            "`--node-rank` and `--rdzv-endpoint` are for several machines",
+            hint="say how many with `--nnodes N`",
+        )
+    if nodes == 1 or "RANK" in os.environ:
+        return None
+    if not endpoint:
+        raise UsageError(
+            f"`--nnodes {nodes}` needs `--rdzv-endpoint HOST:PORT`",
+            hint="name machine 0 and a free port there, the same on every machine",
+        )
+    plan = NodePlan(nodes, rank, endpoint)
+    plan.address()  # complains about a wrong form before anything is started
+    return plan
 
 
 def _model(config: Config, *, allow_download: bool) -> list[str]:
@@ -61,13 +94,7 @@ def _files(resolved: Resolved) -> list[str]:
 
 def _machine(config: Config) -> list[str]:
     """Packages and GPUs, in one line: both are got in the same go."""
-    lacking = missing("train")
-    parts = []
-    if lacking:
-        parts.append(
-            f"the packages {', '.join(f'`{name}`' for name in lacking)} are not installed: "
-            "pip install 'posttrain-cli[train]'"
-        )
+    parts = [line for line in (_packages(),) if line]
     wanted = config.trainer.n_gpus_per_node
     if isinstance(wanted, int) and wanted > 0 and "RANK" not in os.environ:
         found = len(visible_gpus())
@@ -84,6 +111,12 @@ def _machine(config: Config) -> list[str]:
                 "`ptc doctor` shows the machine"
             )
     return ["; ".join(parts)] if parts else []
+
+
+def _packages() -> str:
+    """What to install before training, or an empty text."""
+    names = ", ".join(f"`{name}`" for name in missing("train"))
+    return f"not installed: {names}; pip install 'posttrain-cli[train]'" if names else ""
 
 
 def _problems_of(look: Callable[[], object]) -> list[str]:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posttrain_cli.cli import preflight
-from posttrain_cli.cli.options import with_settings
+from posttrain_cli.cli import console, preflight
+from posttrain_cli.cli.options import Sets, with_flags, with_settings
+from posttrain_cli.schema import settings
 from posttrain_cli.settings import Resolved
+
+if TYPE_CHECKING:
+    from posttrain_cli.engine.api import Outcome
+
+# What `ptc resume` offers as flags; the rest of what may change goes by --set.
+_RESUMABLE = (
+    "trainer.n_gpus_per_node",
+    "trainer.processes",
+    "trainer.total_epochs",
+    "trainer.max_steps",
+)
 
 NodeRank = Annotated[
     int, typer.Option("--node-rank", metavar="N", help="number of this machine, from 0")
@@ -94,5 +108,77 @@ def train(
     )
 
 
-def _start(resolved: Resolved, *, allow_download: bool, **options: Any) -> None:
+@with_flags([settings()[key] for key in _RESUMABLE])
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the run directory")],
+    flags: dict[str, Any],
+    sets: Sets = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="accept changes of the data order or the model")
+    ] = False,
+) -> None:
+    """Continue a stopped or killed run from its newest whole checkpoint.
+
+    The run goes on with its own recorded config and ends bit for bit as if it had never stopped.
+    The number of devices may differ, the length may be raised, and `--set` takes whatever the
+    data order and the model do not depend on. A finished run is left alone.
+
+    Examples:
+      ptc resume runs/first
+      ptc resume runs/first --gpus 2
+      ptc resume runs/first --max-steps 2000 --set trainer.save_interval=500
+    """
+    from posttrain_cli.engine.resume import Changes
+    from posttrain_cli.engine.resume import resume as continue_run
+
+    preflight.check_packages()
+    changes = Changes(flags=flags, sets=tuple(sets or ()), force=force)
+    _report(continue_run(run, changes, console.say))
+
+
+def _start(
+    resolved: Resolved,
+    *,
+    dry_run: bool,
+    allow_download: bool,
+    node_rank: int,
+    rdzv_endpoint: str,
+    resume_from_checkpoint: bool,
+    overwrite: bool,
+) -> None:
+    """Check what is needed, then train."""
     preflight.check(resolved, allow_download=allow_download)
+    node = preflight.node(resolved.config, node_rank, rdzv_endpoint)
+
+    from posttrain_cli.engine import api
+
+    options = api.Options(
+        command=("ptc", *console.modes.command),
+        overwrite=overwrite,
+        resume=resume_from_checkpoint,
+        allow_download=allow_download,
+        node=node,
+    )
+    _report(api.start(resolved, options, console.say))
+
+
+def _report(outcome: Outcome) -> None:
+    """How it ended: the model's folder on stdout, the rest for people. Only rank 0 speaks."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    model = outcome.run / "model"
+    if console.modes.json:
+        console.emit(
+            {
+                "ok": True,
+                "run": str(outcome.run),
+                "model": str(model),
+                "steps": outcome.steps,
+                "already_finished": outcome.already_finished,
+                "metrics": outcome.metrics,
+            }
+        )
+        return
+    if not outcome.already_finished:
+        console.say(f"done: {outcome.steps:,} steps; try `ptc infer --model {outcome.run}`")
+    console.out(str(model))

@@ -17,12 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from posttrain_cli import settings
 from posttrain_cli.config import Config
 from posttrain_cli.errors import UsageError
 from posttrain_cli.files import atomic_write
-from posttrain_cli.schema import settings
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
@@ -181,13 +179,8 @@ def now() -> str:
 
 
 def dump_config(config: Config) -> str:
-    """`config` as YAML that `ptc train --config` reads back; settings of other methods are left out."""
-    tree = config.model_dump(mode="json", exclude_none=True)
-    for row in settings().values():
-        if config.trainer.type not in row.methods:
-            tree[row.section].pop(row.name, None)
-    used = {section: values for section, values in tree.items() if values}
-    return yaml.safe_dump(used, sort_keys=False, allow_unicode=True)
+    """`config` as YAML that `ptc train --config` reads back; only what its method reads."""
+    return settings.dump(config)
 
 
 def _dump(record: Mapping[str, Any]) -> str:
