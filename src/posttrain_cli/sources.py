@@ -38,6 +38,11 @@ def from_file(path: Path, problems: list[str]) -> list[Given]:
     problems += [f"{path}:{line}: {message}" for line, message in file.problems]
     given: list[Given] = []
     for entry in file.entries:
+        if entry.value is None and entry.section in sections():
+            continue  # a section with nothing in it
+        if entry.section not in sections():
+            find(entry.section, "", f"{path}:{entry.section_line}", problems)
+            continue
         origin = f"{path}:{entry.line}"
         setting = find(entry.section, entry.key, origin, problems)
         if setting is None:

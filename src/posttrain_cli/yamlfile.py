@@ -35,14 +35,17 @@ class Entry:
     Attributes:
         section: the top-level key.
         key: the key below it, or "" when the section itself holds `value`.
-        value: a Scalar, a list of these, or a dict (nested too deep; the caller complains).
+        value: a Scalar, a list of these, a dict (nested too deep; the caller complains), or None
+            for an empty section.
         line: 1-based line of the key.
+        section_line: 1-based line of the section.
     """
 
     section: str
     key: str
     value: Any
     line: int
+    section_line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +76,11 @@ def read(path: Path) -> YamlFile:
     for section, line, node in _pairs(root, "", problems):
         if isinstance(node, yaml.MappingNode):
             for key, key_line, value in _pairs(node, f"{section}.", problems):
-                entries.append(Entry(section, key, _plain(value, problems), key_line))
-        elif not (isinstance(node, yaml.ScalarNode) and _is_null(node)):
-            entries.append(Entry(section, "", _plain(node, problems), line))
-        elif section:
-            entries.append(Entry(section, "", {}, line))
+                entries.append(Entry(section, key, _plain(value, problems), key_line, line))
+        else:
+            empty = isinstance(node, yaml.ScalarNode) and _is_null(node)
+            value = None if empty else _plain(node, problems)
+            entries.append(Entry(section, "", value, line, line))
     return YamlFile(path, tuple(entries), tuple(problems))
 
 
