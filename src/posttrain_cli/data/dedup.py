@@ -1,18 +1,17 @@
 """Exact and near duplicates over whole data sets, in numpy: a few bytes a row, same order always.
 
-Exact duplicates have equal 128-bit digests. Near duplicates are found by a one-permutation
+Exact duplicates have equal 128-bit keys (`rowkeys`). Near duplicates are found by a one-permutation
 MinHash over windows of 16 bytes: rows that share a band of the signature are compared, and
 count as near when at least `NEAR` of their signature values agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
-Digests = NDArray[np.uint64]  # (N, 2)
+from posttrain_cli.data.rowkeys import Keys128
+
 Signatures = NDArray[np.uint16]  # (N, SLOTS)
 Rows = NDArray[np.int64]
 
@@ -27,15 +26,7 @@ _FINISH = np.uint64(0xBF58476D1CE4E5B9)
 _VALUE_BITS = np.uint64(57)
 
 
-def digests(texts: Iterable[bytes]) -> Digests:
-    """(N, 2) 128-bit digests of `texts`."""
-    import xxhash
-
-    raw = b"".join(xxhash.xxh3_128_digest(text) for text in texts)
-    return np.frombuffer(raw, dtype="<u8").reshape(-1, 2)
-
-
-def first_equal(keys: Digests) -> Rows:
+def first_equal(keys: Keys128) -> Rows:
     """(N,) for each row the first row with the same digest (itself, when it is the first)."""
     order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal digests stay in row order
     ordered = keys[order]
