@@ -11,6 +11,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from posttrain_cli.engine import checkpoint, dcp, seeds
+from posttrain_cli.engine.background import BackgroundSaver
 from posttrain_cli.engine.distributed import World
 from posttrain_cli.engine.launch import launch
 from posttrain_cli.errors import RunError, UsageError
@@ -188,6 +190,14 @@ def test_saving_again_replaces_a_damaged_checkpoint(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
 
 
+def test_a_checkpoint_named_by_its_user_is_verified(tmp_path):
+    path = save(tmp_path, 2)
+    assert checkpoint.open_checkpoint(path).step == 2
+    cut(path)
+    with pytest.raises(UsageError, match=f"checkpoint `{path}` is damaged: `__0_0.distcp` has"):
+        checkpoint.open_checkpoint(path)
+
+
 def test_a_copied_folder_is_as_good(tmp_path):
     save(tmp_path / "run", 2)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
@@ -246,8 +256,8 @@ write, atomic_write, rename = dcp.write, checkpoint.atomic_write, Path.rename
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def half_a_shard(unfinished, tensors):
-    write(unfinished, tensors)
+def half_a_shard(unfinished, tensors, world):
+    write(unfinished, tensors, world)
     os.truncate(unfinished / "__0_0.distcp", 100)
     die()
 
@@ -288,6 +298,43 @@ def test_killed_at_any_moment_of_a_save_the_newest_is_whole(tmp_path):
         ]
 
 
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    tensors, finished = some_tensors(), []
+    held = threading.Event()
+    write = dcp.write
+
+    def slow(*arguments: object) -> None:
+        assert held.wait(20)
+        write(*arguments)
+
+    monkeypatch.setattr(dcp, "write", slow)
+    saver = BackgroundSaver(ALONE)
+    saver.save(tmp_path, 1, tensors, {"at": 1}, finished.append)
+    for each in tensors.values():
+        each.zero_()
+    assert newest(tmp_path)[0] is None
+    held.set()
+    saver.close()
+    assert finished == [tmp_path / "step_00000001"]
+    found = checkpoint.newest(tmp_path, pytest.fail)
+    assert found is not None
+    checkpoint.load(found, tensors)
+    assert same(tensors, some_tensors())
+
+
+def test_what_failed_in_the_background_is_raised_by_the_next_save(tmp_path, monkeypatch):
+    saver = BackgroundSaver(ALONE)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_finish", lambda *_: (_ for _ in ()).throw(OSError("no disk")))
+        saver.save(tmp_path, 1, some_tensors(), {}, pytest.fail)
+        with pytest.raises(OSError, match="no disk"):
+            saver.save(tmp_path, 2, some_tensors(), {}, pytest.fail)
+    saver.save(tmp_path, 3, some_tensors(), {}, lambda path: None)
+    saver.close()
+    assert newest(tmp_path) == (3, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000003"]
+
+
 def test_no_space_is_said_before_anything_is_written(tmp_path, monkeypatch):
     save(tmp_path, 1)
     usage = namedtuple("usage", "total used free")
@@ -308,8 +355,8 @@ def test_a_write_that_fails_leaves_the_older_checkpoint(tmp_path):
             save(tmp_path, 2, {"weight": torch.zeros(100_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    step, said = newest(tmp_path)
-    assert (step, len(said)) == (1, 1)
+    assert newest(tmp_path) == (1, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
 
 
 def test_what_does_not_fit_is_named_all_at_once(tmp_path):
@@ -427,6 +474,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from posttrain_cli.engine import checkpoint, distributed, seeds
+from posttrain_cli.engine.background import BackgroundSaver
 from posttrain_cli.engine.worker import run_worker
 from posttrain_cli.errors import RunError
 
@@ -469,8 +517,32 @@ def body():
             fails(world, "No space left on device")
         except OSError:
             assert world.rank == 1
+    elif mode == "background":
+        saver, tensors, removed = BackgroundSaver(world), sharded(world, 6), []
+        for step in (6, 7):
+            saver.save(folder, step, tensors, {}, lambda path: removed.append(path.name))
+            for _ in range(20):  # training goes on, with collectives of its own
+                for each in tensors.values():
+                    each.mul_(0.5)
+                assert distributed.sums(world, [1.0]) == [2.0]
+        saver.close()
+        assert removed == ["step_00000006", "step_00000007"]
+        steps = [each.step for each in distributed.gather(world, checkpoint.newest(folder, print))]
+        assert steps == [7, 7]
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if world.rank == 1:
+            checkpoint.sha256_file = full
+        saver = BackgroundSaver(world)
+        saver.save(folder, 8, tensors, {}, print)
+        try:
+            saver.close()
+        except (RunError, OSError) as error:
+            assert "No space left" in str(error)
+        else:
+            raise AssertionError("it was saved")
     else:
-        found = checkpoint.newest(folder, print)
+        found = checkpoint.newest(folder, print, world)
         assert (found.step, found.world) == (4, 1)
         assert not checkpoint.restore_rng(found, world)
         into, wanted = sharded(world, 4, empty=True), sharded(world, 4)
@@ -496,6 +568,15 @@ def run_two(folder: Path, mode: str) -> None:
     )
 
 
+def test_two_processes_save_in_the_background(tmp_path):
+    run_two(tmp_path, "background")
+    assert newest(tmp_path / "checkpoints") == (7, [])
+    found = checkpoint.open_checkpoint(tmp_path / "checkpoints" / "step_00000006")
+    into = zeros(full_tensors(6))
+    checkpoint.load(found, into)
+    assert same(into, full_tensors(6))  # as they were when saving began
+
+
 def full_tensors(seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -512,7 +593,7 @@ def test_two_processes_save_and_one_loads_and_the_other_way_round(tmp_path):
     found = checkpoint.newest(folder, said.append)
     assert found is not None
     assert (found.step, found.world, found.state) == (3, 2, {"at": 3})
-    assert len(said) == 1  # the failed save of step 5 keeps its temporary name
+    assert said == []  # the failed saves of step 5 have left nothing
     manifest = json.loads((found.path / "MANIFEST.json").read_text())
     assert {"__0_0.distcp", "__1_0.distcp", "rng-rank-0.json", "rng-rank-1.json"} < set(
         manifest["files"]

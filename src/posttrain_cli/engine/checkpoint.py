@@ -16,8 +16,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,29 +84,56 @@ def save(
 
     Raises:
         RunError: on all ranks; no space, or a rank could not write. Older checkpoints are
-            untouched, and what was written so far keeps a temporary name.
+            untouched, and what was written so far is removed.
     """
-    from posttrain_cli.engine import dcp
+    unfinished = begin(folder, step, tensors, state, world, extras)
+    return complete(unfinished, tensors, world)
 
-    final = folder / step_name(step)
-    unfinished = folder / f"{_TEMPORARY}{final.name}"
+
+def begin(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, torch.Tensor],
+    state: dict[str, Any],
+    world: World,
+    extras: Callable[[Path], None] | None = None,
+) -> Path:
+    """The first half of `save`: make the unfinished folder and write all but the tensors."""
+    unfinished = folder / f"{_TEMPORARY}{step_name(step)}"
     needed = needed_bytes(tensors, world)
     together(world, lambda: _open(folder, unfinished, needed) if world.is_main else None)
-    together(world, lambda: _write_state(unfinished, step, state, world, extras))
-    dcp.write(unfinished, tensors)
-    files = together(world, lambda: _describe_own(unfinished, world))
-    everything = {name: entry for part in gather(world, files) for name, entry in part.items()}
-    together(world, lambda: _finish(unfinished, final, step, everything) if world.is_main else None)
+    with _removed_on_failure(unfinished, world):
+        together(world, lambda: _write_state(unfinished, step, state, world, extras))
+    return unfinished
+
+
+def complete(unfinished: Path, tensors: Mapping[str, torch.Tensor], world: World) -> Path:
+    """The second half of `save`: the tensors, the manifest, the rename."""
+    from posttrain_cli.engine import dcp
+
+    final = unfinished.with_name(unfinished.name.removeprefix(_TEMPORARY))
+    with _removed_on_failure(unfinished, world):
+        dcp.write(unfinished, tensors, world)
+        own = together(world, lambda: _describe_own(unfinished, world))
+        files = {name: entry for part in gather(world, own) for name, entry in part.items()}
+        together(world, lambda: _finish(unfinished, final, files) if world.is_main else None)
     return final
 
 
-def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
+def newest(
+    folder: Path, say: Callable[[str], None], world: World | None = None
+) -> Checkpoint | None:
     """The whole checkpoint of the highest step, every byte verified, or None.
 
     Args:
         folder: the run's `checkpoints` folder; it need not exist.
         say: called with one sentence for each folder that is passed over.
+        world: let rank 0 verify and the others take its word; every rank calls it then.
     """
+    if world is not None and world.size > 1:
+        found = together(world, lambda: newest(folder, say) if world.is_main else None)
+        step = gather(world, found.step if found else None)[0]
+        return None if step is None else _open_checkpoint(folder / step_name(step))
     if folder.is_dir():
         for path in sorted(folder.glob(f"{_TEMPORARY}*")):
             say(f"`{path}` was never finished and is passed over")
@@ -185,8 +213,7 @@ def steps(folder: Path) -> list[int]:
     """Steps that have a finished folder in `folder`, damaged ones included, in any order."""
     if not folder.is_dir():
         return []
-    names = (_STEP.fullmatch(path.name) for path in folder.iterdir())
-    return [int(match[1]) for match in names if match]
+    return [step for path in folder.iterdir() if (step := _step(path)) is not None]
 
 
 def needed_bytes(tensors: Mapping[str, torch.Tensor], world: World) -> int:
@@ -264,7 +291,7 @@ def _describe_own(unfinished: Path, world: World) -> dict[str, dict[str, Any]]:
     return described
 
 
-def _finish(unfinished: Path, final: Path, step: int, files: dict[str, dict[str, Any]]) -> None:
+def _finish(unfinished: Path, final: Path, files: dict[str, dict[str, Any]]) -> None:
     """Write the manifest, rename the folder into place and make the name durable."""
     absent = [name for name in files if not (unfinished / name).exists()]
     if absent:
@@ -272,7 +299,7 @@ def _finish(unfinished: Path, final: Path, step: int, files: dict[str, dict[str,
             f"`{unfinished / absent[0]}` was written by another machine and is not seen here",
             hint="`--output-dir` must be on a file system that all machines share",
         )
-    manifest = {"format": 1, "step": step, "files": dict(sorted(files.items()))}
+    manifest = {"format": 1, "step": _step(final), "files": dict(sorted(files.items()))}
     atomic_write(unfinished / MANIFEST, json.dumps(manifest, indent=1))
     if final.exists():  # damaged, or trained again after falling back behind it
         _remove(final)
@@ -280,11 +307,28 @@ def _finish(unfinished: Path, final: Path, step: int, files: dict[str, dict[str,
     fsync_dir(final.parent)
 
 
+@contextmanager
+def _removed_on_failure(unfinished: Path, world: World) -> Iterator[None]:
+    """Give the space back when all ranks have failed together."""
+    try:
+        yield
+    except BaseException:
+        if world.is_main:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
 def _remove(path: Path) -> None:
     """Remove a checkpoint so that half of it never looks like one."""
     doomed = path.with_name(f"{_TEMPORARY}removed-{path.name}")
     path.rename(doomed)
     shutil.rmtree(doomed)
+
+
+def _step(path: Path) -> int | None:
+    """The step of a finished checkpoint folder by its name, or None for anything else."""
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
 def _open_checkpoint(path: Path) -> Checkpoint:
@@ -302,7 +346,7 @@ def _manifest(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         return f"`{MANIFEST}` is missing", {}
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"`{MANIFEST}` cannot be read", {}
-    if manifest.get("step") != int(_STEP.fullmatch(path.name)[1]):  # type: ignore[index]
+    if manifest.get("step") != _step(path):
         return f"`{MANIFEST}` is of step {manifest.get('step')}", {}
     for name in (STATE, *sizes):
         if name not in sizes or not (path / name).resolve().is_relative_to(path.resolve()):

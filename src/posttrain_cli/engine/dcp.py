@@ -19,10 +19,12 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as index
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
+from posttrain_cli.engine.distributed import World
 from posttrain_cli.errors import RunError, UsageError
 
 INDEX = ".metadata"
@@ -82,7 +84,7 @@ def own_bytes(tensors: Mapping[str, torch.Tensor], *, replicas: bool) -> int:
     return sum(each.nbytes for each in sharded + whole)
 
 
-def write(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def write(folder: Path, tensors: Mapping[str, torch.Tensor], world: World) -> None:
     """Write `tensors` of all ranks into `folder`, each rank its own shards, and fsync them.
 
     Raises:
@@ -95,10 +97,16 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             dcp_save(
                 dict(tensors),
                 storage_writer=_Writer(folder, overwrite=False),
-                no_dist=not dist.is_initialized(),
+                process_group=world.group,
+                no_dist=world.size == 1,
             )
     except CheckpointException as error:
         raise RunError(f"cannot write a checkpoint: {_causes(error)}") from error
+
+
+def stage(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """A copy of `tensors` on the CPU, shards staying shards, that training cannot change."""
+    return dict(BlockingAsyncStager().stage(dict(tensors)))
 
 
 def read(folder: Path, tensors: Mapping[str, torch.Tensor], *, partial: bool = False) -> None:

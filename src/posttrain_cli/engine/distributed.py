@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -20,6 +20,7 @@ from posttrain_cli.errors import PtcError, RunError, UsageError
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ class World:
         local_rank: number of this process on its machine, from 0.
         device: where this process computes.
         backend: of the process group, or None for one process.
+        group: the processes that `sums`, `gather` and `together` ask; None for all, at once.
     """
 
     rank: int
@@ -43,6 +45,7 @@ class World:
     local_rank: int
     device: torch.device
     backend: str | None
+    group: ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
@@ -98,6 +101,15 @@ def ensure_group(world: World) -> None:
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
+def apart(world: World) -> World:
+    """The same processes over a gloo group of their own, for collectives in another thread."""
+    import torch.distributed as dist
+
+    if world.size == 1:
+        return world
+    return replace(world, group=dist.new_group(backend="gloo", timeout=_TIMEOUT))
+
+
 def shutdown() -> None:
     """Leave the process group, if this process is in one."""
     import torch.distributed as dist
@@ -114,7 +126,7 @@ def sums(world: World, values: Sequence[float]) -> list[float]:
     import torch.distributed as dist
 
     total = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=world.group)
     return [float(value) for value in total.tolist()]
 
 
@@ -130,7 +142,7 @@ def gather(world: World, value: T) -> list[T]:
     import torch.distributed as dist
 
     values: list[Any] = [None] * world.size
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=world.group)
     return values
 
 
