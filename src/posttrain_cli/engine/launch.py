@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from posttrain_cli.engine.logs import following, last_lines
 from posttrain_cli.engine.worker import (
     EXPLAINED,
     PARENT,
@@ -37,7 +38,6 @@ from posttrain_cli.errors import Interrupted, RunError, UsageError
 _POLL = 0.02  # seconds between two looks at the workers
 _SETTLE = 0.3  # seconds for the cause to show up when a mere consequence was seen first
 _AGAIN = 0.5  # a second signal within this many seconds is the same key press, delivered twice
-_TAIL = 15  # lines of a failed rank's log that are quoted
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -145,7 +145,7 @@ def launch(
             for local_rank in range(n):
                 ranks = {"RANK": str(first_rank + local_rank), "LOCAL_RANK": str(local_rank)}
                 workers.append(_start(argv, shared | ranks, log_dir, Path(scratch)))
-            with _following(workers[0], follow):
+            with following(workers[0].log, workers[0].log_start, follow):
                 _Watch(workers, signals, grace, fail_grace).run()
         finally:
             _send(workers, signal.SIGKILL)
@@ -319,7 +319,7 @@ def _error(ending: _Ending) -> Exception:
         what = f"rank {each.rank} ended with code {ending.code}"
     if ending.code == -signal.SIGKILL:
         what += ", which is what the kernel does when memory runs out"
-    tail = _tail(each)
+    tail = last_lines(each.log, each.log_start)
     said = f"; it ends:\n{tail}" if tail else ", which is empty"
     return RunError(what, hint=f"its log is `{each.log.absolute()}`{said}")
 
@@ -337,15 +337,6 @@ def _interrupted(endings: list[_Ending], signum: int, killed: bool) -> Interrupt
     if not reports:
         return Interrupted(signum)
     return Interrupted(signum, reports[0].message, reports[0].hint)
-
-
-def _tail(each: _Worker) -> str:
-    """The last lines that this worker wrote in this session."""
-    with each.log.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(each.log_start, size - 16384))
-        lines = stream.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-_TAIL:])
 
 
 def _send(workers: Sequence[_Worker], signum: int) -> None:
@@ -370,35 +361,3 @@ def _listening() -> Iterator[_Signals]:
     finally:
         for signum, handler in old.items():
             signal.signal(signum, handler)
-
-
-@contextmanager
-def _following(first: _Worker, follow: Callable[[str], None]) -> Iterator[None]:
-    """Pass each line that `first` writes to `follow` while the block runs."""
-    over = threading.Event()
-    thread = threading.Thread(target=_follow, args=(first, over, follow), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(2.0)
-
-
-def _follow(first: _Worker, over: threading.Event, follow: Callable[[str], None]) -> None:
-    """Read the log as it grows; a reader that has gone away (closed pipe) ends it."""
-    rest = b""
-    with first.log.open("rb") as stream, suppress(BrokenPipeError):
-        stream.seek(first.log_start)
-        while True:
-            last = over.is_set()
-            chunk = stream.read()
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                follow(line.decode(errors="replace"))
-            if last and not chunk:
-                break
-            if not chunk:
-                over.wait(_POLL)
-        if rest:
-            follow(rest.decode(errors="replace"))
