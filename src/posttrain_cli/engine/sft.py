@@ -30,7 +30,7 @@ def run(task: Task, world: World, say: Callable[[str], None]) -> None:
     total = total_steps(config, plan)
     policy = build(task.model, config.model, world, config.trainer.seed)
     optimizer = build_optimizer(policy, config.optim)
-    found = checkpoint.newest(task.run.checkpoints, say) if task.order.resume else None
+    found = checkpoint.newest(task.run.checkpoints, say, world) if task.order.resume else None
     job = Job(
         run=task.run,
         config=config,
