@@ -114,8 +114,7 @@ def value_of(config: Config, key: str) -> Any:
 def mistakes(problems: Sequence[str]) -> UsageError:
     """One error that lists every problem once; those of a file in the order of its lines."""
     unique = tuple(sorted(dict.fromkeys(problems), key=_place))
-    number = f"{len(unique)} mistakes" if len(unique) != 1 else "a mistake"
-    return UsageError(f"{number} in the configuration", problems=unique)
+    return UsageError("; ".join(unique), problems=unique)
 
 
 def _files(config_file: Path | None, folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 import select
 import sys
 import traceback
@@ -72,10 +73,9 @@ def run(argv: Sequence[str]) -> int:
         )
         sys.stdout.flush()
         return int(status or ExitCode.OK)
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         return _explain(exc)
     except KeyboardInterrupt:
-        console.say("interrupted")
         return 130
 
 
@@ -165,17 +165,26 @@ def _with_common(function: Callable[..., Any]) -> Callable[..., Any]:
         modes.verbose = modes.verbose or given["verbose"]
         modes.debug = modes.debug or given["debug"]
         modes.color = modes.color and not given["no_color"]
-        return function(**arguments)
+        try:
+            return function(**arguments)
+        except BrokenPipeError as exc:  # Typer would end the process without a word
+            raise _BrokenPipe from exc
 
     command.__signature__ = signature.replace(parameters=[*own, *common])  # type: ignore[attr-defined]
     return command
 
 
-def _explain(exc: Exception) -> int:
+class _BrokenPipe(Exception):
+    """A BrokenPipeError on its way past Typer."""
+
+
+def _explain(exc: Exception | SystemExit) -> int:
     """Say what went wrong and return the exit status. A traceback is shown only by `--debug`."""
-    if isinstance(exc, BrokenPipeError) and _reader_gone():
-        sys.stdout = open("/dev/null", "w")  # noqa: SIM115 - stays open until the process ends
+    if isinstance(exc, BrokenPipeError | _BrokenPipe | SystemExit) and _reader_gone():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - stays open until the process ends
         return ExitCode.OK
+    if isinstance(exc, SystemExit):
+        return exc.code if isinstance(exc.code, int) else ExitCode.FAILED
     if _is_bare_help(exc):
         console.say(str(exc))
         return ExitCode.USAGE
@@ -197,8 +206,10 @@ def _as_ptc_error(exc: Exception) -> PtcError:
         return exc
     if isinstance(exc, typer.TyperException):
         return _usage_error(exc)
-    if isinstance(exc, ModuleNotFoundError) and exc.name:
-        return _missing_package(exc.name)
+    if isinstance(exc, ModuleNotFoundError) and not (exc.name or "").startswith("posttrain_cli"):
+        return _missing_package(exc.name or str(exc))
+    if isinstance(exc, _BrokenPipe):
+        return RunError("a pipe or socket was closed by the other side")
     if isinstance(exc, OSError) and exc.strerror:
         where = f" `{exc.filename}`" if exc.filename else ""
         kind = UsageError if isinstance(exc, _INPUT_ERRORS) else RunError
@@ -217,20 +228,16 @@ def _usage_error(exc: typer.TyperException) -> UsageError:
     """A mistake of the command line in our own shape, with the nearest name."""
     context = getattr(exc, "ctx", None)
     message = exc.format_message()
-    if context is None:
-        return UsageError(message)
-    hint = f"`{context.command_path} --help` shows what there is"
+    message = message[:1].lower() + message[1:].rstrip(".")
+    hint = f"`{context.command_path} --help` shows what there is" if context else ""
     option = getattr(exc, "option_name", None)
-    if option and message.startswith("No such option"):
+    if context and option and message.startswith("no such option"):
         known = [name for param in context.command.params for name in param.opts]
-        message = f"unknown option `{option}`"
-        hint = did_you_mean(option, known) or hint
-    elif message.startswith("No such command"):
+        return UsageError(f"unknown option `{option}`", hint=did_you_mean(option, known) or hint)
+    if message.startswith("no such command"):
         name = message.split("'")[1]
-        message = f"unknown command `{name}`"
-        hint = did_you_mean(name, [row.name for row in COMMANDS]) or hint
-    else:
-        message = message[0].lower() + message[1:].rstrip(".")
+        near = did_you_mean(name, [row.name for row in COMMANDS])
+        return UsageError(f"unknown command `{name}`", hint=near or hint)
     return UsageError(message, hint=hint)
 
 

@@ -65,14 +65,17 @@ def warn(text: str) -> None:
 
 def fail(error: PtcError) -> None:
     """Explain an error on stderr; with `--json` one object on stdout as well."""
-    problems = error.problems if isinstance(error, UsageError) and error.problems else ()
     if modes.json:
         emit({"ok": False, "error": as_json(error)})
-    for line in problems or (error.message,):
-        print(f"{paint('error', '31;1')}: {line}", file=sys.stderr)
+    mark = paint("error", "31;1")
+    problems = error.problems if isinstance(error, UsageError) else ()
+    if problems and all(problem in error.message for problem in problems):
+        lines = [f"{mark}: {problem}" for problem in problems]  # the message only joins them
+    else:
+        lines = [f"{mark}: {error.message}", *(f"  {problem}" for problem in problems)]
     if error.hint:
-        print(f"\n{paint('hint', '36')}: {error.hint}", file=sys.stderr)
-    sys.stderr.flush()
+        lines += ["", f"{paint('hint', '36')}: {error.hint}"]
+    print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def as_json(error: PtcError) -> dict[str, Any]:

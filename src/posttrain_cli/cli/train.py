@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posttrain_cli.cli import console, preflight
+from posttrain_cli.cli.dryrun import show
 from posttrain_cli.cli.options import Sets, with_flags, with_settings
+from posttrain_cli.errors import ExitCode
 from posttrain_cli.schema import settings
 from posttrain_cli.settings import Resolved
 
@@ -116,7 +119,11 @@ def resume(
     force: Annotated[
         bool, typer.Option("--force", help="accept changes of the data order or the model")
     ] = False,
-) -> None:
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="train the last stretch again elsewhere and compare bits"),
+    ] = False,
+) -> int:
     """Continue a stopped or killed run from its newest whole checkpoint.
 
     The run goes on with its own recorded config and ends bit for bit as if it had never stopped.
@@ -127,13 +134,37 @@ def resume(
       ptc resume runs/first
       ptc resume runs/first --gpus 2
       ptc resume runs/first --max-steps 2000 --set trainer.save_interval=500
+      ptc resume runs/first --verify
     """
     from posttrain_cli.engine.resume import Changes
     from posttrain_cli.engine.resume import resume as continue_run
 
     preflight.check_packages()
+    if verify:
+        return _verify(run)
     changes = Changes(flags=flags, sets=tuple(sets or ()), force=force)
     _report(continue_run(run, changes, console.say))
+    return ExitCode.OK
+
+
+def _verify(run: Path) -> int:
+    """Train the last stretch again; exit 1 when a bit differs."""
+    from posttrain_cli.engine.verify import verify
+
+    verdict = verify(run, console.say)
+    steps = f"steps {verdict.first:,} to {verdict.last:,}"
+    if console.modes.json:
+        console.emit({"ok": verdict.same, **dataclasses.asdict(verdict)})
+    elif verdict.same:
+        console.out(f"{steps}: the same losses and weights, bit for bit")
+    else:
+        console.out(
+            f"{steps}: {len(verdict.different_steps)} steps and "
+            f"{len(verdict.different_tensors)} tensors differ"
+        )
+        for name in (*map(str, verdict.different_steps), *verdict.different_tensors):
+            console.detail(f"  {name}")
+    return ExitCode.OK if verdict.same else ExitCode.DATA
 
 
 def _start(
@@ -150,7 +181,7 @@ def _start(
     preflight.check(resolved, allow_download=allow_download)
     node = preflight.node(resolved.config, node_rank, rdzv_endpoint)
 
-    from posttrain_cli.engine import api
+    from posttrain_cli.engine import api, dryrun
 
     options = api.Options(
         command=("ptc", *console.modes.command),
@@ -159,7 +190,10 @@ def _start(
         allow_download=allow_download,
         node=node,
     )
-    _report(api.start(resolved, options, console.say))
+    if dry_run:
+        show(dryrun.plan(resolved, options, console.say))
+    else:
+        _report(api.start(resolved, options, console.say))
 
 
 def _report(outcome: Outcome) -> None:
