@@ -128,5 +128,6 @@ def _with_lora(model: Any, source: ModelSource, settings: Any) -> Any:
     from posttrain_cli.engine.model import adapter_config, inject_lora
 
     shape = adapter_config(source, settings or ModelConfig())
+    assert shape is not None, source
     shape.lora_dropout = 0.0
     return inject_lora(model, shape)

@@ -1,0 +1,188 @@
+"""A model to talk to: its tokenizer and template first, its weights when they are needed.
+
+What a prompt becomes is decided by the same function as in training; the template and the end
+ids are those of the artefact.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from posttrain_cli.data.records import Message
+from posttrain_cli.data.render import render_prompt
+from posttrain_cli.data.tokenizer import Tokenizer, load_tokenizer
+from posttrain_cli.errors import DataError, UsageError
+from posttrain_cli.rollout.protocol import Completion, Request, RolloutEngine, Sampling
+from posttrain_cli.runs.resolve import ModelSource
+
+_BATCH = {"cpu": 16, "cuda": 64}
+
+
+@dataclass(frozen=True)
+class Session:
+    """One model with what surrounds it. The weights are loaded on first use.
+
+    Attributes:
+        source: where the model lies.
+        tokenizer: its tokenizer and template.
+        context: tokens that prompt and answer may have together, or None if unknown.
+        raw: prompts go to the model as they are, without the template.
+        device: `cpu` or `cuda`.
+        dtype: compute type, see `config.ModelConfig.dtype`.
+        batch_size: sequences generated together.
+    """
+
+    source: ModelSource
+    tokenizer: Tokenizer
+    context: int | None
+    raw: bool
+    device: str
+    dtype: str
+    batch_size: int
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of the prompt.
+
+        Raises:
+            DataError: it does not fit: no room for an answer, or no flat text with `raw`.
+            UsageError: the template refuses these turns.
+        """
+        if self.raw:
+            if len(messages) != 1:
+                raise DataError("a conversation cannot be sent raw", hint="leave --raw out")
+            ids = self.tokenizer.backend.encode(messages[0]["content"]).ids
+        else:
+            ids = render_prompt(list(messages), self.tokenizer)
+        if self.context is not None and len(ids) >= self.context:
+            raise DataError(
+                f"the prompt has {len(ids):,} tokens, the model's context is {self.context:,}",
+                hint="shorten the prompt: an answer needs room, too",
+            )
+        if not ids:
+            raise DataError("the prompt has no tokens", hint="write something into it")
+        return ids
+
+    def answer(
+        self, prompts: Sequence[tuple[int, list[int]]], sampling: Sampling
+    ) -> Iterator[list[Completion]]:
+        """The answers to (row, ids) prompts, in order."""
+        requests = [Request(row, ids) for row, ids in prompts]
+        return self.engine.generate(requests, sampling)
+
+    def text(self, completion: Completion) -> str:
+        """The answer's text, without its end token."""
+        return self.tokenizer.decode(list(completion.ids))
+
+    def stream(self, row: int, ids: list[int], sampling: Sampling) -> Generator[str, None, None]:
+        """The text of one answer in pieces; a character that is not whole yet waits."""
+        from tokenizers.decoders import DecodeStream
+
+        decoder = DecodeStream(skip_special_tokens=True)
+        for token in self.engine.stream(Request(row, ids), sampling):
+            piece = decoder.step(self.tokenizer.backend, token)
+            if piece:
+                yield piece
+
+    @cached_property
+    def engine(self) -> RolloutEngine:
+        """The engine with the model in it."""
+        import torch
+
+        from posttrain_cli.engine.model import compute_dtype
+        from posttrain_cli.rollout.hf import HFEngine
+        from posttrain_cli.rollout.load import load_model
+
+        device = torch.device(self.device)
+        model = load_model(self.source, device, compute_dtype(self.dtype, device))
+        return HFEngine(model, self.tokenizer.end_ids, self.tokenizer.pad_id, self.batch_size)
+
+    @property
+    def adapter_is_idle(self) -> bool:
+        """Whether an adapter was loaded that changes nothing."""
+        from posttrain_cli.rollout.hf import HFEngine
+        from posttrain_cli.rollout.load import changes_nothing
+
+        return isinstance(self.engine, HFEngine) and changes_nothing(self.engine.model)
+
+    @property
+    def template_changed(self) -> bool:
+        """Whether tokenizer or template differ from what the run recorded."""
+        run = self.source.run
+        if run is None:
+            return False
+        record = json.loads((run / "run.json").read_bytes())
+        key = "tokenizer" if self.source.kind == "checkpoint" else "result_tokenizer"
+        known = (record.get(key) or {}).get("sha256")
+        return known is not None and known != self.tokenizer.sha256
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the answers: files of the weights, tokenizer, template, arithmetic."""
+        folders = [self.source.weights, *([self.source.base] if self.source.base else [])]
+        files = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_file()]
+        return {
+            "model": [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in files],
+            "tokenizer": self.tokenizer.sha256,
+            "raw": self.raw,
+            "device": self.device,
+            "dtype": self.dtype,
+            "batch_size": self.batch_size,
+        }
+
+
+def open_session(
+    source: ModelSource,
+    *,
+    raw: bool,
+    device: str,
+    dtype: str = "auto",
+    batch_size: int | None = None,
+) -> Session:
+    """Read tokenizer and config of `source`; the weights wait."""
+    tokenizer = load_tokenizer(source.tokenizer, source.template)
+    return Session(
+        source=source,
+        tokenizer=tokenizer,
+        context=_context(source),
+        raw=raw,
+        device=device,
+        dtype=dtype,
+        batch_size=batch_size or _BATCH[device],
+    )
+
+
+def choose_device(gpus: str) -> str:
+    """`cpu` or `cuda` for `--gpus N|auto|0`.
+
+    Raises:
+        UsageError: no such number, or not as many GPUs here.
+    """
+    if gpus != "auto" and not gpus.isdigit():
+        raise UsageError(f"`--gpus {gpus}` is neither a number nor `auto`")
+    if gpus == "0":
+        return "cpu"
+    from posttrain_cli.devices import visible_gpus
+
+    found = len(visible_gpus())
+    if gpus == "auto":
+        return "cuda" if found else "cpu"
+    if int(gpus) > found:
+        raise UsageError(
+            f"{gpus} GPUs asked for, {found} found here",
+            hint="use `--gpus auto` for what there is or `--gpus 0` for the CPU; `ptc doctor` "
+            "shows the machine",
+        )
+    if int(gpus) > 1:
+        raise UsageError(
+            f"the engine `hf` generates on one GPU, not on {gpus}", hint="use `--gpus 1`"
+        )
+    return "cuda"
+
+
+def _context(source: ModelSource) -> int | None:
+    path = (source.base or source.weights) / "config.json"
+    value = json.loads(path.read_text(encoding="utf-8")).get("max_position_embeddings")
+    return value if isinstance(value, int) else None
