@@ -58,12 +58,11 @@ FIELDS: dict[Preset, tuple[str, ...]] = {  # what a preset reads, so that it is 
     "sharegpt": ("conversations", "chosen", "rejected"),
     "messages": ("messages", "prompt", "chosen", "rejected"),
     "hh-rlhf": ("chosen", "rejected"),
-    "oasst": ("prompt",),
+    "oasst": ("prompt", "message_tree_id"),
     "article": ("instruction", "best_response", "worst_response"),
 }
 
 AS_TRANSCRIPT = "turns written as one text"
-NO_NUMBER = "answer without `#### N`"
 NO_RANKS = "answers without ranks"
 NO_ANSWER = "question without an answer"
 NO_PAIR = "no two answers to compare"
@@ -179,11 +178,12 @@ def _opening(turns: list[Message]) -> str:
     return str(said[0]) if said else ""
 
 
-def _gsm8k(record: Record, target: Target) -> Made | Refused:
+def _gsm8k(record: Record, target: Target) -> Made:
     question, answer = _texts(record, "question", "answer")
     final = _FINAL.search(answer)
     if final is None:
-        return Refused(NO_NUMBER, "field 'answer' does not end in a line `#### N`", "answer")
+        message = "field 'answer' does not end in a line `#### N`"
+        raise Refusal(Problem("PTC201", message, ("answer",)))
     number = final.group(1).replace(",", "")
     if target.kind == "prompt":
         fields = {"prompt": question, "answer": number, "metadata": {"source": "gsm8k"}}
@@ -310,8 +310,8 @@ def _oasst(record: Record, target: Target) -> Output:
 def _ranked(root: Record, metadata: Record, target: Target) -> Output:
     made: Output = []
     for found in oasst.pairs(root):
-        if found.rejected is None:
-            where = f"the answers to turn {len(found.turns)} have no ranks"
+        if isinstance(found, oasst.Unranked):
+            where = f"{found.answers} of the answers to turn {found.turn} have no rank"
             made.append(Refused(NO_RANKS, where, "prompt"))
             continue
         chosen, rejected = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,9 +83,13 @@ class Fitter:
     def __init__(self, options: FitOptions, kind: Kind, keys: Keys) -> None:
         self.options, self.kind, self.keys = options, kind, keys
         self.tokenizer = load_tokenizer(options.tokenizer, options.template)
-        whole = "truncate" if options.output == "ids" and options.overlong == "truncate" else "keep"
-        limit = options.max_tokens
-        self.policy = Policy(limit, whole, options.train_on, options.add_eos)
+        cut_ids = options.output == "ids" and options.overlong == "truncate"
+        self.policy = Policy(
+            max_length=options.max_tokens,
+            overlong="truncate" if cut_ids else "keep",
+            train_on=options.train_on,
+            add_eos=options.add_eos,
+        )
 
     def fit(self, records: list[Record]) -> list[Fitted]:
         """What becomes of each record (which has passed the contract check)."""
@@ -172,7 +177,7 @@ class Fitter:
         answers = [i for i, turn in enumerate(messages) if turn["role"] == "assistant"]
         for last in reversed(answers):
             text = messages[last]["content"]
-            count = _largest(lambda n, end=last: self._fits(messages[: end + 1], n), len(text))
+            count = _largest(partial(self._fits, messages[: last + 1]), len(text))
             if text[:count].strip():
                 return _shortened(messages[: last + 1], count)
         return []

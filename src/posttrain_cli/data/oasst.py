@@ -20,12 +20,20 @@ MAX_DEPTH = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Two answers of one place in a tree; `rejected` is None where the answers have no ranks."""
+class Ranked:
+    """Two answers of one place in a tree, the better one first."""
 
     turns: Turns
     chosen: str
-    rejected: str | None
+    rejected: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unranked:
+    """Some of several answers to turn `turn` (from 1), which cannot be compared."""
+
+    turn: int
+    answers: int
 
 
 def best_path(root: Node) -> Turns:
@@ -44,24 +52,24 @@ def best_path(root: Node) -> Turns:
     return turns
 
 
-def pairs(root: Node) -> Iterator[Pair]:
+def pairs(root: Node) -> Iterator[Ranked | Unranked]:
     """Every pair of ranked sibling answers, the better one first, in the order of the tree.
 
-    A place with several answers of which fewer than two are ranked gives one Pair without
-    `rejected`, so that it can be counted. Answers of equal rank are not compared.
+    Answers without a rank beside others are told as `Unranked`, so that they can be counted.
+    Answers of equal rank are not compared.
     """
     yield from _pairs(root, [])
 
 
-def _pairs(node: Node, above: Turns) -> Iterator[Pair]:
+def _pairs(node: Node, above: Turns) -> Iterator[Ranked | Unranked]:
     turns = [*above, _turn(node)]
     answers = _replies(node, "assistant")
     ranked = sorted((a for a in answers if _rank(a) is not None), key=lambda a: a["rank"])
-    if len(answers) > 1 and len(ranked) < 2:
-        yield Pair(turns, answers[0]["text"], None)
+    if 1 < len(answers) != len(ranked):
+        yield Unranked(len(turns), len(answers) - len(ranked))
     for better, worse in combinations(ranked, 2):
         if better["rank"] < worse["rank"]:
-            yield Pair(turns, better["text"], worse["text"])
+            yield Ranked(turns, better["text"], worse["text"])
     for answer in answers:
         for reply in _replies(answer, "prompter"):
             yield from _pairs(reply, [*turns, _turn(answer)])

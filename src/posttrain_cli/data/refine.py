@@ -21,16 +21,17 @@ from posttrain_cli.data.fit import CUT, FitOptions, Fitted, Fitter
 from posttrain_cli.data.lines import encode
 from posttrain_cli.data.mapping import Rename, carried, rename
 from posttrain_cli.data.reader import Row
+from posttrain_cli.data.reasons import Place, Reasons
 from posttrain_cli.data.records import Keys
 from posttrain_cli.data.rowkeys import row_digests
 from posttrain_cli.data.split import group_hash
-from posttrain_cli.data.reasons import Place, Reasons
 from posttrain_cli.diagnostics import CODES, Finding
 
 Record = dict[str, Any]
 BOM_STRIPPED = "byte-order mark stripped"
 # Codes by which a row is left out as the user asked, not because something is wrong with it.
 POLICY = frozenset({"PTC303", "PTC304", "PTC401", "PTC402", "PTC502"})
+FATAL = frozenset({"PTC105", "PTC109"})  # the file as a whole cannot be used
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class Batch:
     """What came of a block of rows.
 
     Attributes:
+        path: the file they stand in.
         rows, blank_lines: rows read and blank lines passed.
         drops: what was left out, in order.
         changed, warnings, left_out: counts of rows; `left_out` by field name.
@@ -115,6 +117,7 @@ class Batch:
         fields: names of all fields seen.
     """
 
+    path: str
     rows: int = 0
     blank_lines: int = 0
     drops: list[Drop] = field(default_factory=list)
@@ -156,14 +159,20 @@ class Refiner:
 
     def refine(self, path: str, rows: Sequence[Row]) -> Batch:
         """What comes of `rows`, which stand in this order in `path`."""
-        batch = Batch()
-        index, shards = self.steps.shard
+        batch = Batch(path)
         candidates: list[_Candidate] = []
         for row in rows:
-            if (row.row - 1) % shards == index or row.row == 0:
+            if self._is_mine(row):
                 candidates += self._read(Place(path, row.row, row.line), row, batch)
         self._finish(candidates, batch)
         return batch
+
+    def _is_mine(self, row: Row) -> bool:
+        """Whether the row is in this shard; what makes a file useless is in every shard."""
+        index, shards = self.steps.shard
+        if any(finding.code in FATAL for finding in row.findings) or row.row == 0:
+            return True
+        return (row.row - 1) % shards == index
 
     def _read(self, place: Place, row: Row, batch: Batch) -> list[_Candidate]:
         """The candidates of one row; what is wrong with the row goes into the batch."""

@@ -123,10 +123,17 @@ def write_lines(sink: Sink, target: Path, lines: Iterable[bytes]) -> int:
     """Write lines of JSON, compressed as the suffix of `target` says; return their number."""
     count = 0
     with _compressed(sink, target) as stream:
-        for block in _blocks(lines, ROW_GROUP):
+        for block in blocks(lines, ROW_GROUP):
             stream.write(b"\n".join(block) + b"\n")
             count += len(block)
     return count
+
+
+def write_blocks(sink: Sink, target: Path, lines: Iterable[bytes]) -> None:
+    """Write blocks of whole lines, compressed as the suffix of `target` says."""
+    with _compressed(sink, target) as stream:
+        for block in lines:
+            stream.write(block)
 
 
 def _write_parquet(sink: Sink, records: Iterable[dict[str, Any]], columns: dict[str, Kind]) -> int:
@@ -136,7 +143,7 @@ def _write_parquet(sink: Sink, records: Iterable[dict[str, Any]], columns: dict[
     schema = arrow_schema(columns)
     count = 0
     with pq.ParquetWriter(pa.PythonFile(sink, "w"), schema, compression="zstd") as writer:
-        for block in _blocks(records, ROW_GROUP):
+        for block in blocks(records, ROW_GROUP):
             rows = [shaped(record, columns) for record in block]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
             count += len(block)
@@ -159,7 +166,8 @@ def _compressed(sink: Sink, target: Path) -> Iterator[Any]:
         yield sink
 
 
-def _blocks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def blocks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """`items` in lists of `size`; the last may be shorter."""
     remaining = iter(items)
     while block := list(islice(remaining, size)):
         yield block
