@@ -53,6 +53,16 @@ class Finding:
         """The severity that the code table gives this code."""
         return CODES[self.code].severity
 
+    @property
+    def place(self) -> str:
+        """`path:line:column`, as far as known; `path:row N` for formats without lines."""
+        if self.line is None:
+            return self.path if self.row is None else f"{self.path}:row {self.row}"
+        return f"{self.path}:{self.line}" + (f":{self.column}" if self.column else "")
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.code} {self.severity}: {self.message}"
+
 
 _TABLE: tuple[Code, ...] = (
     Code(

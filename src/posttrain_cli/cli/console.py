@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from posttrain_cli.errors import PtcError, UsageError
+from posttrain_cli.errors import DataError, PtcError, UsageError
+
+SHOWN_FINDINGS = 20  # of those of a DataError; --json has them all
 
 
 @dataclass(slots=True)
@@ -73,19 +75,30 @@ def fail(error: PtcError) -> None:
         lines = [f"{mark}: {problem}" for problem in problems]  # the message only joins them
     else:
         lines = [f"{mark}: {error.message}", *(f"  {problem}" for problem in problems)]
+    lines = [*_findings(error), *lines]
     if error.hint:
         lines += ["", f"{paint('hint', '36')}: {error.hint}"]
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
+def _findings(error: PtcError) -> list[str]:
+    """The places a data error is about, the first of them if there are many."""
+    found = error.findings if isinstance(error, DataError) else ()
+    more = len(found) - SHOWN_FINDINGS
+    lines = [str(finding) for finding in found[:SHOWN_FINDINGS]]
+    return [*lines, f"... and {more:,} more"] if more > 0 else lines
+
+
 def as_json(error: PtcError) -> dict[str, Any]:
     """The JSON form of an error: exit code, message, hint, and every problem."""
     problems = list(error.problems) if isinstance(error, UsageError) else []
+    found = error.findings if isinstance(error, DataError) else ()
     return {
         "exit_code": int(error.exit_code),
         "message": error.message,
         "hint": error.hint,
         "problems": problems,
+        "findings": [{**asdict(finding), "severity": finding.severity} for finding in found],
     }
 
 
