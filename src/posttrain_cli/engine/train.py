@@ -41,7 +41,12 @@ def body(run: RunDirectory) -> None:
 
 def quiet_libraries() -> None:
     """Keep progress bars and advice of libraries out of the logs; errors still come through."""
+    import warnings
+
     from transformers.utils import logging
+
+    for library in ("transformers", "peft"):
+        warnings.filterwarnings("ignore", category=FutureWarning, module=library)
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
