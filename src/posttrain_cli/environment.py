@@ -19,7 +19,7 @@ from typing import Literal
 
 from posttrain_cli import __version__
 from posttrain_cli.devices import Gpu, all_gpus, visible_gpus
-from posttrain_cli.extras import EXTRAS, missing
+from posttrain_cli.extras import EXTRAS, extra_of, missing
 
 Status = Literal["ok", "note", "problem"]
 
@@ -152,23 +152,16 @@ def _install() -> Iterator[Check]:
 
 def _packages() -> Iterator[Check]:
     """Required packages in the range, and which extras are whole."""
-    for line in importlib.metadata.requires("posttrain-cli") or () if _is_installed() else ():
-        requirement, _, marker = line.partition(";")
-        match = _REQUIREMENT.match(requirement.replace(" ", ""))
-        if match is None or "dev" in marker:
-            continue
-        name, minimum = match.groups()
-        extra = marker.split("==")[-1].strip(" \"'")
+    for name, minimum, extra in _required():
         found = _version(name)
         if not found and extra:
             continue  # the extras are summed up below
         if not found or _numbers(found) < _numbers(minimum):
-            wanted = f"{name} {found or 'missing'}, expected {minimum} or newer"
             whole = f"posttrain-cli[{extra}]" if extra else "posttrain-cli"
             yield Check(
                 "package",
                 "problem",
-                wanted,
+                f"{name} {found or 'missing'}, expected {minimum} or newer",
                 "ptc may fail or differ with this version",
                 f"pip install -U '{whole}'",
             )
@@ -186,6 +179,18 @@ def _packages() -> Iterator[Check]:
             )
         else:
             yield Check(f"extra {extra}", "ok", ", ".join(versions))
+
+
+def _required() -> Iterator[tuple[str, str, str]]:
+    """Name, oldest version and extra ("" for the base install) of each required package."""
+    if not _version("posttrain-cli"):
+        return
+    for line in importlib.metadata.requires("posttrain-cli") or ():
+        requirement, _, marker = line.partition(";")
+        match = _REQUIREMENT.match(requirement.replace(" ", ""))
+        extra = marker.split("==")[-1].strip(" \"'")
+        if match and extra in ("", extra_of(match[1].replace("-", "_"))):
+            yield match[1], match[2], extra
 
 
 _USES = {
@@ -312,10 +317,6 @@ def _space() -> Iterator[Check]:
         )
     else:
         yield Check("disk", "ok", f"{free:.0f} GB free in {Path.cwd()}")
-
-
-def _is_installed() -> bool:
-    return bool(_version("posttrain-cli"))
 
 
 def _version(name: str) -> str:
