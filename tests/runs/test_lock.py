@@ -102,6 +102,15 @@ def test_a_copy_is_free_and_a_moved_run_is_still_held(tmp_path):
             pytest.fail("it was locked twice")
 
 
+def test_a_directory_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "run"
+    with pytest.raises(UsageError) as caught, run_lock(path, pytest.fail):
+        pytest.fail("there is no such directory")
+    assert caught.value.message == (f"`{path}` cannot be used as a run directory: Not a directory")
+    assert "--output-dir" in caught.value.hint
+
+
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
     def unsupported(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

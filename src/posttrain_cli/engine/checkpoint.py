@@ -35,6 +35,7 @@ STATE = "state.json"
 
 _STEP = re.compile(r"step_(\d{8,})")
 _TEMPORARY = ".tmp-"
+_UNTOUCHED = "older checkpoints are untouched, and `ptc resume` continues from the newest"
 _SPARE = 1 << 20  # bytes beyond the tensors: index, manifest, generator states
 _SPARE_PER_TENSOR = 4096
 
@@ -231,8 +232,7 @@ def require_space(folder: Path, needed: int) -> None:
         raise RunError(
             f"`{folder}` has {free / 2**30:.2f} GiB free, a checkpoint takes "
             f"{needed / 2**30:.2f} GiB",
-            hint="make room or lower `trainer.keep_checkpoints`; older checkpoints are "
-            "untouched, and `ptc resume` continues from the newest",
+            hint=f"make room or lower `trainer.keep_checkpoints`; {_UNTOUCHED}",
         )
 
 
@@ -309,12 +309,16 @@ def _finish(unfinished: Path, final: Path, files: dict[str, dict[str, Any]]) -> 
 
 @contextmanager
 def _removed_on_failure(unfinished: Path, world: World) -> Iterator[None]:
-    """Give the space back when all ranks have failed together."""
+    """Give the space back when all ranks have failed together, and say that nothing is lost."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if world.is_main:
             shutil.rmtree(unfinished, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise RunError(f"cannot write a checkpoint: {error}", _UNTOUCHED) from error
+        if isinstance(error, RunError) and not error.hint:
+            raise RunError(error.message, _UNTOUCHED) from error
         raise
 
 

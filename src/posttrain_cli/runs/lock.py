@@ -34,11 +34,18 @@ def run_lock(path: Path, say: Callable[[str], None], wait: float = 60.0) -> Iter
         wait: seconds to wait for processes that are still ending.
 
     Raises:
-        UsageError: another process still holds it after `wait` seconds; it is named.
+        UsageError: another process still holds it after `wait` seconds (it is named), or the
+            directory cannot be made or written.
     """
-    path.mkdir(parents=True, exist_ok=True)
     lock = path / _NAME
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UsageError(
+            f"`{path.absolute()}` cannot be used as a run directory: {error.strerror}",
+            hint="name a directory that you may write with `--output-dir`",
+        ) from error
     try:
         _acquire(descriptor, lock, say, wait)
         os.ftruncate(descriptor, 0)
