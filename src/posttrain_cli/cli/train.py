@@ -12,13 +12,14 @@ import typer
 from posttrain_cli.cli import console, preflight
 from posttrain_cli.cli.dryrun import show
 from posttrain_cli.cli.options import Sets, with_flags, with_settings
-from posttrain_cli.errors import ExitCode
+from posttrain_cli.errors import ExitCode, UsageError
 from posttrain_cli.schema import settings
 from posttrain_cli.settings import Resolved
 
 if TYPE_CHECKING:
     from posttrain_cli.engine.api import Outcome
 
+_TRAINERS = ("sft",)
 # What `ptc resume` offers as flags; the rest of what may change goes by --set.
 _RESUMABLE = (
     "trainer.n_gpus_per_node",
@@ -178,6 +179,11 @@ def _start(
     overwrite: bool,
 ) -> None:
     """Check what is needed, then train."""
+    if resolved.method not in _TRAINERS:
+        raise UsageError(
+            f"{resolved.origins['trainer.type']}: this version has no `{resolved.method}` trainer",
+            hint=f"it trains {', '.join(_TRAINERS)}",
+        )
     preflight.check(resolved, allow_download=allow_download)
     node = preflight.node(resolved.config, node_rank, rdzv_endpoint)
 
