@@ -33,7 +33,7 @@ def setting(
         only: the methods that read it; setting it for another method is an error.
         bounds: pydantic bounds (`ge`, `gt`, `le`, `lt`).
     """
-    extra = {"flag": flag, "methods": list(only)}
+    extra: dict[str, Any] = {"flag": flag, "methods": list(only)}
     return Field(default, description=text, json_schema_extra=extra, **bounds)
 
 
@@ -60,8 +60,12 @@ class DataConfig(Section):
     )
     prompt_key: Name = setting("prompt", "field with the prompt", flag="--prompt-key")
     response_key: Name = setting("response", "field with the answer", flag="--response-key")
-    chosen_key: Name = setting("chosen", "field with the better answer", flag="--chosen-key")
-    rejected_key: Name = setting("rejected", "field with the worse answer", flag="--rejected-key")
+    chosen_key: Name = setting(
+        "chosen", "field with the better answer", flag="--chosen-key", only=PREF
+    )
+    rejected_key: Name = setting(
+        "rejected", "field with the worse answer", flag="--rejected-key", only=PREF
+    )
     messages_key: Name = setting("messages", "field with the conversation", flag="--messages-key")
     chat: bool = setting(False, "accept chat lists in prompt, chosen and rejected", flag="--chat")
     max_length: int = setting(2048, "tokens a sample or pack may have", flag="--max-length", ge=8)
@@ -78,8 +82,11 @@ class DataConfig(Section):
     micro_batch_size_per_gpu: int = setting(
         1, "samples or packs in one forward pass of a device", flag="--micro-batch-size", ge=1
     )
-    add_eos_token: bool = setting(
-        True, "end each trained answer with exactly one end token", flag="--add-eos"
+    add_eos_token: bool | None = setting(
+        None,
+        "end each trained answer with the end token; default: added for plain text, demanded of "
+        "templates",
+        flag="--add-eos",
     )
     template: Template = setting(
         "tokenizer", "tokenizer, chatml, plain or a Jinja file", flag="--template"

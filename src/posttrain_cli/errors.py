@@ -14,6 +14,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -42,9 +43,13 @@ class PtcError(Exception):
 
 
 class DataError(PtcError):
-    """The data or a check said no: exit 1."""
+    """The data or a check said no: exit 1. `findings` lists each place (diagnostics.Finding)."""
 
     exit_code = ExitCode.DATA
+
+    def __init__(self, message: str, hint: str = "", findings: Iterable[Any] = ()) -> None:
+        super().__init__(message, hint)
+        self.findings = tuple(findings)
 
 
 class UsageError(PtcError):
