@@ -9,17 +9,13 @@ import importlib.util
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
-from posttrain_cli.config import Logger
-from posttrain_cli.errors import UsageError, did_you_mean
 from posttrain_cli.runs.directory import RunDirectory
 from posttrain_cli.runs.metrics import MetricsFile
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-LOGGERS: tuple[str, ...] = get_args(Logger)
 
 # What the console shows of a step, in this order: metric, label, format.
 _SHOWN = (
@@ -36,24 +32,13 @@ _SHOWN = (
 _RECENT = 50  # steps whose mean duration predicts the rest
 
 
-def parse_loggers(value: str | Collection[str]) -> tuple[str, ...]:
-    """The loggers that `trainer.logger` names, without repeats, in the order of LOGGERS.
+def parse_loggers(value: str | Collection[str]) -> frozenset[str]:
+    """The loggers that `trainer.logger` names: a list, or a text with commas.
 
-    Args:
-        value: names separated by commas, or a list of names.
-
-    Raises:
-        UsageError: names that are not known, all at once.
+    `settings` has refused unknown names before a run starts.
     """
     named = value.split(",") if isinstance(value, str) else value
-    names = {name.strip() for name in named} - {""}
-    problems = [
-        f"`{name}` is no logger; {did_you_mean(name, LOGGERS) or 'known: ' + ', '.join(LOGGERS)}"
-        for name in sorted(names - set(LOGGERS))
-    ]
-    if problems:
-        raise UsageError("`trainer.logger` names what is not there", problems=problems)
-    return tuple(name for name in LOGGERS if name in names)
+    return frozenset(name.strip() for name in named) - {""}
 
 
 def console_line(step: int, values: Mapping[str, float], eta_seconds: float) -> str:
