@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from posttrain_cli.config import Config
 from posttrain_cli.engine import checkpoint, distributed, health
+from posttrain_cli.engine.background import BackgroundSaver
 from posttrain_cli.engine.batch import Batch
 from posttrain_cli.engine.distributed import Stopper, World
 from posttrain_cli.engine.metrics import MetricsWriter
@@ -86,6 +88,7 @@ class Job:
         evaluate: validation metrics, or None.
         eval_steps: whether a step is followed by a validation.
         left_out: steps whose batches proved unusable before a rollback: not tried again.
+        saver: checkpoints, written while training goes on.
         writer: metrics.
         say: one line for people, used on the main rank.
     """
@@ -102,6 +105,7 @@ class Job:
     evaluate: Callable[[], dict[str, float]] | None
     eval_steps: Callable[[int], bool]
     left_out: frozenset[int]
+    saver: BackgroundSaver
     writer: MetricsWriter
     say: Callable[[str], None]
 
@@ -163,6 +167,8 @@ def fit(job: Job, progress: Progress, watch: health.NormWatch) -> Progress:
             due = step % job.config.trainer.save_interval == 0
             if due or signum or step == job.end:
                 _save(job, progress, values.get("val/loss"))
+            if signum or step == job.end:
+                job.saver.close()
             if signum and step < job.end:
                 raise Interrupted(
                     signum,
@@ -228,17 +234,20 @@ def _stop_when_hopeless(job: Job, progress: Progress) -> None:
 
 
 def _save(job: Job, progress: Progress, val_loss: float | None) -> None:
-    """Write the checkpoint of the present step, then remove those that are no longer kept."""
+    """Begin the checkpoint of the present step; when it is whole, older ones are pruned."""
     best = progress.best_loss
     if val_loss is not None and (best is None or val_loss < best):
         progress.best_loss, progress.best_step = val_loss, progress.step
     job.writer.sync()
-    folder = job.run.checkpoints
+    folder, keep = job.run.checkpoints, job.config.trainer.keep_checkpoints
+    protect = () if progress.best_step is None else (progress.best_step,)
+
+    def retain(_saved: Path) -> None:
+        if job.world.is_main:
+            checkpoint.prune(folder, keep, protect)
+
     tensors = checkpoint_tensors(job.policy, job.optimizer)
-    checkpoint.save(folder, progress.step, tensors, asdict(progress), job.world)
-    if job.world.is_main:
-        protect = () if progress.best_step is None else (progress.best_step,)
-        checkpoint.prune(folder, job.config.trainer.keep_checkpoints, protect)
+    job.saver.save(folder, progress.step, tensors, asdict(progress), retain)
 
 
 def restore(job: Job, found: checkpoint.Checkpoint) -> Progress:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import types
+import warnings
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +156,7 @@ def adapter_config(source: ModelSource, settings: ModelConfig) -> Any | None:
                 hint="leave --lora-rank out, or merge the adapter first and start from the result",
             )
         found.inference_mode = False
+        found.base_model_name_or_path = None  # where it was trained; PEFT warns when it differs
         found.lora_dropout = settings.lora_dropout
         return found
     if settings.lora_rank == 0:
@@ -187,7 +189,9 @@ def inject_lora(model: Any, adapter: Any) -> Any:
         )
     if isinstance(targets, str) and targets != "all-linear":
         adapter.target_modules = [targets]
-    return get_peft_model(model, adapter)
+    with warnings.catch_warnings():  # PEFT still asks transformers by the old name
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+        return get_peft_model(model, adapter)
 
 
 def _recompute_activations(model: Any) -> None:

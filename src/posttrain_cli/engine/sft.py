@@ -11,6 +11,7 @@ import torch
 from posttrain_cli.data.plan import Plan, Step, deal
 from posttrain_cli.data.prepare import Prepared
 from posttrain_cli.engine import checkpoint, distributed, export, health, losses
+from posttrain_cli.engine.background import BackgroundSaver
 from posttrain_cli.engine.batch import Batch, make_batch
 from posttrain_cli.engine.distributed import World
 from posttrain_cli.engine.loop import Job, Progress, Work, fit, restore
@@ -44,6 +45,7 @@ def run(task: Task, world: World, say: Callable[[str], None]) -> None:
         evaluate=make_evaluation(policy, task, world),
         eval_steps=lambda step: task.evaluates(plan, step, total),
         left_out=frozenset(task.order.left_out),
+        saver=BackgroundSaver(world),
         writer=_writer(task, world, found, total, say),
         say=say,
     )
