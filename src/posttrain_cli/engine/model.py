@@ -80,7 +80,7 @@ def build(source: ModelSource, settings: ModelConfig, world: World, seed: int) -
     dtype = compute_dtype(settings.dtype, world.device)
     adapter = adapter_config(source, settings)
     base = source.base or source.weights
-    name = attention.choose(settings.attention, world.device)
+    name = attention.choose(settings.attention, world.device, dtype)
     held = torch.bfloat16 if adapter is not None and dtype == torch.bfloat16 else torch.float32
     model = _on_meta(base, held, name)
     config = model.config

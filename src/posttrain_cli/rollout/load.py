@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from posttrain_cli.config import ModelConfig
 from posttrain_cli.errors import UsageError
 from posttrain_cli.runs.resolve import ModelSource
 
@@ -71,7 +72,7 @@ def _load_base(folder: Path, dtype: torch.dtype) -> Any:
 def _load_adapter(model: Any, source: ModelSource) -> Any:
     from posttrain_cli.engine import weights
 
-    model = _with_lora(model, source, None)
+    model = _with_lora(model, source, ModelConfig())
     weights.load_adapter(model, source.weights)
     return model
 
@@ -111,23 +112,20 @@ def _load_checkpoint(model: Any, source: ModelSource) -> Any:
     return model
 
 
-def _run_settings(source: ModelSource) -> Any:
+def _run_settings(source: ModelSource) -> ModelConfig:
     """The `model` section of the run that a checkpoint belongs to."""
-    import yaml
-
-    from posttrain_cli.config import Config
+    from posttrain_cli.settings import load
 
     assert source.run is not None, source
-    text = (source.run / "config.yaml").read_text(encoding="utf-8")
-    return Config.model_validate(yaml.safe_load(text)).model
+    config_file = source.run / "config.yaml"
+    return load(None, flags={}, config_file=config_file, cwd=source.run).config.model
 
 
-def _with_lora(model: Any, source: ModelSource, settings: Any) -> Any:
+def _with_lora(model: Any, source: ModelSource, settings: ModelConfig) -> Any:
     """Wrap `model` by PEFT in the adapter's own shape, without dropout."""
-    from posttrain_cli.config import ModelConfig
     from posttrain_cli.engine.model import adapter_config, inject_lora
 
-    shape = adapter_config(source, settings or ModelConfig())
+    shape = adapter_config(source, settings)
     assert shape is not None, source
     shape.lora_dropout = 0.0
     return inject_lora(model, shape)
