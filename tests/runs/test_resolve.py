@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from posttrain_cli.errors import UsageError
-from posttrain_cli.runs.resolve import looks_like_path, newest_checkpoint, resolve_model
+from posttrain_cli.paths import looks_like_path
+from posttrain_cli.runs.resolve import newest_checkpoint, resolve_model
 
 
 def make_adapter(folder: Path, base: object, *, tokenizer: bool = False) -> Path:

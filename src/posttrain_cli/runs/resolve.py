@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posttrain_cli.errors import UsageError, did_you_mean
+from posttrain_cli.paths import looks_like_path
 
 Kind = Literal["run", "checkpoint", "adapter", "hf"]
 Form = Literal["full", "adapter", "sharded"]
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _STEP = re.compile(r"step_\d{8,}")
 # All that a model needs: no pickled weights, no code.
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
@@ -87,20 +87,6 @@ def resolve_model(
             hint="leave --base out, or name an adapter with --model",
         )
     return source
-
-
-def looks_like_path(name: str | Path, folder: Path | None = None) -> bool:
-    """Whether `name` means a place on disk rather than a hub id.
-
-    True for Path objects, for anything with a leading slash, dot or tilde, for what cannot be
-    a hub id, and for anything whose first part exists below `folder`.
-    """
-    text = str(name)
-    if isinstance(name, Path) or text.startswith(("/", ".", "~")):
-        return True
-    if not _HUB_ID.fullmatch(text):
-        return True
-    return ((folder or Path.cwd()) / text.split("/")[0]).exists()
 
 
 def find_folder(
