@@ -11,11 +11,18 @@ from posttrain_cli.data.reader import quick
 
 
 def encode(value: Any) -> bytes:
-    """`value` as compact JSON in UTF-8, without a line feed."""
+    """`value` as compact JSON in UTF-8, without a line feed.
+
+    What UTF-8 cannot hold (half of a surrogate pair) is written as the escape it was read from.
+    """
     try:
         return orjson.dumps(value)
-    except TypeError:  # an integer beyond 64 bits
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except TypeError:  # an integer beyond 64 bits, or a lone surrogate
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def decode(line: bytes) -> dict[str, Any]:

@@ -71,14 +71,16 @@ def preprocess(request: Request, advance: Callable[[int], None] = lambda rows: N
         rejects = _Rejects(request, outputs)
         for batch in gather(files, steps, request.encoding, workers):
             _count(batch, counts, request)
-            rejects.write(batch.drops)
+            for drop in batch.drops:
+                rejects.write(drop, drop.record)
             spool.add(batch)
             advance(batch.rows)
         _stop_for_errors(counts, request)
         alive, repeats = without_duplicates(spool, request.dedup)
-        for drop in repeats:
+        for repeat in repeats:
+            drop = repeat.drop
             counts.dropped.add(drop.reason, drop.place.example(message=drop.message))
-        rejects.write(repeats)
+            rejects.write(drop, spool.record(repeat.row))
         _stop_if_empty(alive, counts)
         written = _write(request, steps, spool, alive, outputs, main)
         report = build_report(request, files, steps, counts, spool, alive, written)
@@ -243,19 +245,20 @@ class _Rejects:
         self._wanted = request.on_error == "skip"
         self._sink: Sink | None = None
 
-    def write(self, drops: Sequence[Drop]) -> None:
-        """Append one line for each dropped row."""
-        for drop in drops if self._wanted else ():
-            if self._sink is None:
-                self._sink = self._outputs.open(self._target)
-            row = drop.place.example(
-                reason=drop.reason,
-                what=title(drop.reason),
-                field=drop.field,
-                message=drop.message,
-                record=drop.record,
-            )
-            self._sink.write(encode(row) + b"\n")
+    def write(self, drop: Drop, record: Report | None) -> None:
+        """Append one dropped row."""
+        if not self._wanted:
+            return
+        if self._sink is None:
+            self._sink = self._outputs.open(self._target)
+        row = drop.place.example(
+            reason=drop.reason,
+            what=title(drop.reason),
+            field=drop.field,
+            message=drop.message,
+            record=record,
+        )
+        self._sink.write(encode(row) + b"\n")
 
     def path(self) -> str | None:
         """The file, or None when no row was dropped."""

@@ -69,6 +69,12 @@ class Request:
         }
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
 def check_request(request: Request) -> None:
     """Refuse options that contradict each other.
 

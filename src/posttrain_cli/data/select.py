@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -14,7 +15,15 @@ from posttrain_cli.data.spool import Flags, Spool
 Dedup = Literal["none", "exact", "near"]
 
 
-def without_duplicates(spool: Spool, dedup: Dedup) -> tuple[Flags, list[Drop]]:
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A row of the spool that repeats an earlier one."""
+
+    row: int
+    drop: Drop
+
+
+def without_duplicates(spool: Spool, dedup: Dedup) -> tuple[Flags, list[Repeat]]:
     """Which rows stay, and the others, each with the earlier row it repeats."""
     alive = np.ones(len(spool), bool)
     if dedup == "none":
@@ -28,13 +37,14 @@ def without_duplicates(spool: Spool, dedup: Dedup) -> tuple[Flags, list[Drop]]:
     return alive, drops
 
 
-def _drop(spool: Spool, alive: Flags, first: Rows, code: str, what: str) -> list[Drop]:
+def _drop(spool: Spool, alive: Flags, first: Rows, code: str, what: str) -> list[Repeat]:
     """Take out the living rows that are not the first of their kind."""
     repeats = np.flatnonzero(alive & (first != np.arange(len(first))))
     alive[repeats] = False
+    earlier = spool.places(first[repeats])
     return [
-        Drop(place, code, f"{what} {earlier}", None, "", is_error=False)
-        for place, earlier in zip(spool.places(repeats), spool.places(first[repeats]), strict=True)
+        Repeat(row, Drop(place, code, f"{what} {other}", None, "", is_error=False))
+        for row, place, other in zip(repeats.tolist(), spool.places(repeats), earlier, strict=True)
     ]
 
 
