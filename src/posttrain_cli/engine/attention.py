@@ -21,20 +21,26 @@ from posttrain_cli.errors import UsageError
 REFUSED = ("softcap", "s_aux", "position_bias")
 
 
-def choose(wanted: str, device: torch.device) -> str:
+def choose(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
     """Register both functions with transformers and return the name of the one to use.
 
     Args:
         wanted: `auto`, `varlen` or `sdpa` (`model.attention`).
         device: where the model runs; the varlen kernel needs CUDA.
+        dtype: compute type; the varlen kernel needs half precision.
     """
     from transformers import AttentionInterface
 
     AttentionInterface.register("ptc_varlen", varlen_attention)
     AttentionInterface.register("ptc_sdpa", sdpa_attention)
-    if wanted == "varlen" and device.type != "cuda":
-        raise UsageError("`model.attention: varlen` needs a GPU", hint="use auto or sdpa on a CPU")
-    return "ptc_varlen" if device.type == "cuda" and wanted != "sdpa" else "ptc_sdpa"
+    able = device.type == "cuda" and dtype != torch.float32
+    if wanted == "varlen" and not able:
+        raise UsageError(
+            f"`model.attention: varlen` needs a GPU and bfloat16, this run has {device.type} and "
+            f"{str(dtype).removeprefix('torch.')}",
+            hint="use auto or sdpa",
+        )
+    return "ptc_varlen" if able and wanted != "sdpa" else "ptc_sdpa"
 
 
 def varlen_attention(
