@@ -203,10 +203,10 @@ def _open(
     from posttrain_cli.rollout.session import open_session
 
     session = open_session(source, raw=raw, device=device, dtype=dtype, batch_size=batch_size)
-    if session.template_changed:
+    for changed in session.changes():
         console.warn(
-            f"tokenizer or template of `{source.path}` are not those of its training: "
-            "answers may be worse than the model can give"
+            f"`{source.path}` was trained with another {changed}: "
+            "answers may be worse than it can give"
         )
     return session
 

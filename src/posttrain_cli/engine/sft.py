@@ -10,6 +10,7 @@ import torch
 
 from posttrain_cli.data.plan import Plan, Step, deal
 from posttrain_cli.data.prepare import Prepared
+from posttrain_cli.data.tokenizer import load_tokenizer
 from posttrain_cli.engine import checkpoint, distributed, export, health, losses
 from posttrain_cli.engine.background import BackgroundSaver
 from posttrain_cli.engine.batch import Batch, make_batch
@@ -65,6 +66,8 @@ def run(task: Task, world: World, say: Callable[[str], None]) -> None:
         return
     base = task.model.base or task.model.weights
     export.export(policy, task.tokenizer, base, task.run.model, world)
+    if world.is_main:  # `infer` compares it, to notice when the artefact's template was changed
+        update_record(task.run, result_tokenizer={"sha256": load_tokenizer(task.run.model).sha256})
 
 
 def make_work(step: Step, train: Prepared, task: Task, world: World) -> Work:

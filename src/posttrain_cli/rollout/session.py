@@ -10,12 +10,14 @@ import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from posttrain_cli.data.records import Message
 from posttrain_cli.data.render import render_prompt
 from posttrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from posttrain_cli.errors import DataError, UsageError
+from posttrain_cli.files import sha256_file
 from posttrain_cli.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 from posttrain_cli.runs.resolve import ModelSource
 
@@ -108,16 +110,21 @@ class Session:
 
         return isinstance(self.engine, HFEngine) and changes_nothing(self.engine.model)
 
-    @property
-    def template_changed(self) -> bool:
-        """Whether tokenizer or template differ from what the run recorded."""
-        run = self.source.run
-        if run is None:
-            return False
-        record = json.loads((run / "run.json").read_bytes())
+    def changes(self) -> Iterator[str]:
+        """What is no longer as the run recorded it: tokenizer and template, base model."""
+        if self.source.run is None:
+            return
+        record = json.loads((self.source.run / "run.json").read_bytes())
         key = "tokenizer" if self.source.kind == "checkpoint" else "result_tokenizer"
         known = (record.get(key) or {}).get("sha256")
-        return known is not None and known != self.tokenizer.sha256
+        if known not in (None, self.tokenizer.sha256):
+            yield "tokenizer or chat template"
+        base = self.source.base
+        files = (record.get("model") or {}).get("files") or {}
+        if base is None or "config.json" not in files:  # a whole model, or started on an adapter
+            return
+        if any(_differs(base / name, entry) for name, entry in files.items()):
+            yield f"base model `{base}`"
 
     def identity(self) -> dict[str, Any]:
         """What decides the answers: files of the weights, tokenizer, template, arithmetic."""
@@ -186,3 +193,10 @@ def _context(source: ModelSource) -> int | None:
     path = (source.base or source.weights) / "config.json"
     value = json.loads(path.read_text(encoding="utf-8")).get("max_position_embeddings")
     return value if isinstance(value, int) else None
+
+
+def _differs(path: Path, recorded: dict[str, Any]) -> bool:
+    """Whether a file of the base is another one; weights are compared by size alone."""
+    if not path.is_file() or path.stat().st_size != recorded["size"]:
+        return True
+    return path.suffix == ".json" and sha256_file(path) != recorded["sha256"]
