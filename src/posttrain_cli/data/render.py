@@ -14,14 +14,17 @@ after the end token) is not trained. A control token's text inside a message sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from posttrain_cli.data.tokenizer import Message, TemplateRefusal, Tokenizer
 
 Overlong = Literal["keep", "drop", "truncate", "error"]
 TrainOn = Literal["assistant", "last", "all"]
+
+_OWN_FORM = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+_UNTOLD = ", so the trained tokens cannot be told from the others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +72,14 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A stretch of text encoded on its own. `tail` is what the template puts after an answer."""
+    """A stretch of text encoded on its own. `tail` is what the template puts after an answer.
 
-    text: str
+    Its `pieces` are the text, cut inside every control text that a message holds.
+    """
+
+    pieces: list[str]
     trained: bool = False
-    literal: bool = False
     tail: bool = False
-    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +88,39 @@ class _Plan:
     problems: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Where a rendered text has an answer (`start`, `end`), and where its turn ends (`stop`)."""
+
+    start: int
+    end: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """A conversation ready for the template.
+
+    Attributes:
+        messages: the turns, with `cut` inside every control text that they hold.
+        cut: a character that no turn holds; texts are cut where it stands.
+        probe: another such character, which stands for an answer.
+    """
+
+    messages: list[Message]
+    cut: str
+    probe: str
+
+
 def render_conversations(
     conversations: Sequence[list[Message]], tokenizer: Tokenizer, policy: Policy
 ) -> list[Rendered]:
     """Ids and mask of each conversation (lists of `{role, content}`), encoded in one batch."""
     plans = [_try_plan(messages, tokenizer, policy) for messages in conversations]
-    ids = iter(_encode([part for plan in plans for part in plan.parts], tokenizer))
-    return [_assemble(plan, [next(ids) for _ in plan.parts], tokenizer, policy) for plan in plans]
+    encoded = _encode([plan.parts for plan in plans], tokenizer)
+    return [
+        _assemble(plan, ids, tokenizer, policy) for plan, ids in zip(plans, encoded, strict=True)
+    ]
 
 
 def render_conversation(messages: list[Message], tokenizer: Tokenizer, policy: Policy) -> Rendered:
@@ -100,9 +130,14 @@ def render_conversation(messages: list[Message], tokenizer: Tokenizer, policy: P
 
 def render_prompt(messages: list[Message], tokenizer: Tokenizer) -> list[int]:
     """Ids after which the model answers: exactly those that precede an answer in training."""
-    text = tokenizer.render(messages, generation_prompt=True)
-    parts = _untrained(text, messages, tokenizer)
-    return [i for ids in _encode(parts, tokenizer) for i in ids]
+    turns = _shield(messages, tokenizer)
+    text = tokenizer.render(turns.messages, generation_prompt=True)
+    if text == tokenizer.render(turns.messages, generation_prompt=False):
+        head, _ = _around_answer(turns, len(messages), tokenizer)  # it ignores the switch
+        text = head if head.startswith(text) and head[len(text) :].strip() else text
+    answers, _ = _find_answers(turns, text, tokenizer, ())
+    (encoded,) = _encode([_parts(text, turns.cut, answers)], tokenizer)
+    return [i for ids in encoded for i in ids]
 
 
 def _try_plan(messages: list[Message], tokenizer: Tokenizer, policy: Policy) -> _Plan:
@@ -113,81 +148,135 @@ def _try_plan(messages: list[Message], tokenizer: Tokenizer, policy: Policy) -> 
 
 
 def _plan(messages: list[Message], tokenizer: Tokenizer, policy: Policy) -> _Plan:
-    """Cut the rendered text at the places where trained answers begin and end."""
-    full = tokenizer.render(messages, generation_prompt=False)
-    answers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
-    trained = answers[-1:] if policy.train_on == "last" else answers
-    parts: list[_Part] = []
-    done = 0  # characters of `full` that are in `parts`
-    turn = 0  # messages whose text is in `parts`
-    for k in trained:
-        prefix = tokenizer.render(messages[:k], generation_prompt=True)
-        whole = tokenizer.render(messages[: k + 1], generation_prompt=False)
-        content, start = _find(messages[k], full, len(prefix))
-        end = start + len(content)
-        honest = full.startswith(prefix) and full.startswith(whole) and start >= 0
-        if not honest or end > len(whole):
-            return _Plan([_Part(full)], (("PTC405", _rewrite_message(tokenizer, k)),))
-        parts += _untrained(full[done:start], messages[turn:k], tokenizer, done == 0)
-        literal = tokenizer.has_control_text(content) is not None
-        parts.append(_Part(content, trained=True, literal=literal))
-        parts.append(_Part(full[end : len(whole)], tail=True))
-        done, turn = len(whole), k + 1
-    parts += _untrained(full[done:], messages[turn:], tokenizer, done == 0)
-    return _Plan(parts)
+    """Cut the rendered text at the places where answers begin and end."""
+    turns = _shield(messages, tokenizer)
+    full = tokenizer.render(turns.messages, generation_prompt=False)
+    chosen = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+    if policy.train_on == "last":
+        chosen = chosen[-1:]
+    answers, lost = _find_answers(turns, full, tokenizer, chosen)
+    if lost:
+        return _Plan(_parts(full, turns.cut, {}), (("PTC405", lost),))
+    return _Plan(_parts(full, turns.cut, answers, chosen))
 
 
-def _find(message: Message, full: str, start: int) -> tuple[str, int]:
-    """The answer's text as the template prints it, and where: (text, position or -1)."""
-    content = message["content"]
-    if message.get("tool_calls"):  # printed in the template's own way: all of it is the answer
-        return "", start
-    for text in (content, content.strip()):
-        at = full.find(text, start)
-        if at >= 0:
-            return text, at
-    return content, -1
+def _shield(messages: list[Message], tokenizer: Tokenizer) -> _Turns:
+    """Make control texts inside the turns unreadable for the tokenizer, by a mark to cut at."""
+    text = "\n".join(_texts(messages))
+    unused = (c for c in map(chr, range(0xFDD0, 0x110000)) if c not in text)  # noncharacters first
+    cut, probe = next(unused), next(unused)
+    controls = [c for c in tokenizer.control_texts if len(c) > 1 and c in text]
+    return _Turns(_marked(messages, controls, cut) if controls else messages, cut, probe)
 
 
-def _rewrite_message(tokenizer: Tokenizer, turn: int) -> str:
-    return (
-        f"the chat template `{tokenizer.template_name}` prints turn {turn + 1} in another way "
-        "once later turns follow, so the trained tokens cannot be told from the others"
-    )
+def _texts(value: Any) -> Iterator[str]:
+    """Every text inside a turn or a list of turns."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
-def _untrained(
-    text: str, messages: Iterable[Message], tokenizer: Tokenizer, first: bool = True
+def _marked(value: Any, controls: list[str], cut: str) -> Any:
+    """`value` with `cut` behind the first character of every control text in it."""
+    if isinstance(value, dict):
+        return {key: _marked(item, controls, cut) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_marked(item, controls, cut) for item in value]
+    if isinstance(value, str):
+        for control in controls:
+            while control in value:
+                value = value.replace(control, control[0] + cut + control[1:])
+    return value
+
+
+def _find_answers(
+    turns: _Turns, text: str, tokenizer: Tokenizer, needed: Sequence[int]
+) -> tuple[dict[int, _Answer], str]:
+    """Where the answers are in `text`, by turn, and why a needed one cannot be told, if so.
+
+    Answers that are not needed are found, too, where that is possible: then what precedes an
+    answer has the same ids whichever answers are trained.
+    """
+    found: dict[int, _Answer] = {}
+    for k, message in enumerate(turns.messages):
+        if message["role"] != "assistant":
+            continue
+        try:
+            answer = _find(turns, k, text, tokenizer)
+        except TemplateRefusal:
+            if k in needed:
+                raise
+            continue
+        if isinstance(answer, _Answer):
+            found[k] = answer
+        elif k in needed:
+            return {}, f"the chat template `{tokenizer.template_name}` {answer}"
+    return found, ""
+
+
+def _find(turns: _Turns, k: int, text: str, tokenizer: Tokenizer) -> _Answer | str:
+    """Where the answer of turn `k` is in `text`, or why that cannot be told."""
+    turn = turns.messages[k]
+    prompt = tokenizer.render(turns.messages[:k], generation_prompt=True)
+    whole = tokenizer.render(turns.messages[: k + 1], generation_prompt=False)
+    if not text.startswith(whole):
+        return f"prints turn {k + 1} in another way once later turns follow" + _UNTOLD
+    if not whole.startswith(prompt):
+        return f"does not print the generation prompt in front of turn {k + 1}" + _UNTOLD
+    head, rest = _around_answer(turns, k, tokenizer)
+    start = len(head) if whole.startswith(head) else len(prompt)
+    if not whole[len(prompt) : start].strip():  # white space that the model has to write itself
+        start = len(prompt)
+    end = len(whole) - len(rest)
+    plain = whole.startswith(head) and whole.endswith(rest) and start <= end
+    if plain and whole[start:end].strip() == turn["content"].strip():
+        return _Answer(start, end, len(whole))
+    ends = [at for at in (whole.find(t, start) for t in tokenizer.end_texts) if at >= 0]
+    end = min(ends, default=max(start, len(whole.rstrip())))
+    # Tool calls and reasoning are printed in the template's own way: all of it is the answer.
+    same = whole[start:end].split() and _squeezed(whole[start:end]) == _squeezed(turn["content"])
+    if same or any(turn.get(field) for field in _OWN_FORM):
+        return _Answer(start, end, len(whole))
+    return f"does not print turn {k + 1} as it is" + _UNTOLD
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _around_answer(turns: _Turns, k: int, tokenizer: Tokenizer) -> tuple[str, str]:
+    """What the template prints before and behind a plain answer in the place of turn `k`."""
+    answer = {"role": "assistant", "content": turns.probe}
+    text = tokenizer.render([*turns.messages[:k], answer], generation_prompt=False)
+    head, _, rest = text.partition(turns.probe)
+    return head, rest
+
+
+def _parts(
+    text: str, cut: str, answers: dict[int, _Answer], trained: Sequence[int] = ()
 ) -> list[_Part]:
-    """Template text and other people's turns; messages with control texts are kept literal."""
+    """The text in parts: what is between the answers, the answers, and what ends their turns."""
     parts: list[_Part] = []
-    for message in messages:
-        content = message.get("content") or ""
-        if tokenizer.has_control_text(content) is None:
-            continue
-        before, found, after = text.partition(content)
-        if found:
-            parts += [_Part(before), _Part(content, literal=True)]
-            text = after
-    parts.append(_Part(text))
-    if first:
-        parts[0] = replace(parts[0], first=True)
-    return parts
+    done = 0
+    for k, answer in answers.items():
+        chosen = k in trained
+        parts.append(_Part(text[done : answer.start].split(cut)))
+        parts.append(_Part(text[answer.start : answer.end].split(cut), trained=chosen))
+        parts.append(_Part(text[answer.end : answer.stop].split(cut), tail=chosen))
+        done = answer.stop
+    return [*parts, _Part(text[done:].split(cut))]
 
 
-def _encode(parts: list[_Part], tokenizer: Tokenizer) -> list[list[int]]:
-    """Ids of each part, in order, in as few calls as the library's switches allow."""
-    ids: list[list[int]] = [[] for _ in parts]
-    for literal in (False, True):
-        chosen = [i for i, part in enumerate(parts) if part.literal == literal and part.text]
-        if not chosen:
-            continue
-        anchors = ["" if literal or parts[i].first else tokenizer.anchor for i in chosen]
-        texts = [anchor + parts[i].text for anchor, i in zip(anchors, chosen, strict=True)]
-        found = tokenizer.encode(texts, literal)
-        for i, anchor, encoded in zip(chosen, anchors, found, strict=True):
-            ids[i] = encoded[1:] if anchor else encoded
-    return ids
+def _encode(samples: Sequence[list[_Part]], tokenizer: Tokenizer) -> list[list[list[int]]]:
+    """Ids of each part of each sample, in one call of the tokenizer."""
+    texts = [[piece for part in parts for piece in part.pieces if piece] for parts in samples]
+    encoded = map(iter, tokenizer.encode_pieces(texts))
+    return [
+        [[i for piece in part.pieces if piece for i in next(ids)] for part in parts]
+        for parts, ids in zip(samples, encoded, strict=True)
+    ]
 
 
 def _assemble(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ PLAIN = (
     "{{ bos_text }}{% for message in messages %}{{ message.content }}"
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 )
+_PROBE = "\ufdd0"  # stands for an answer; no text holds this noncharacter
+# What a template may run into beside Jinja's own errors.
+_TEMPLATE_FAULTS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 
 
 class TemplateRefusal(UsageError):
@@ -64,22 +67,31 @@ class Tokenizer:
     control_texts: tuple[str, ...]
     sha256: str
 
-    def encode(self, texts: list[str], literal: bool = False) -> list[list[int]]:
-        """Ids of each text, no special tokens added; `literal` keeps control texts plain text."""
-        self.backend.encode_special_tokens = literal
-        try:
-            found = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-        finally:
-            self.backend.encode_special_tokens = False
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text, no special tokens added."""
+        found = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in found]
+
+    def encode_pieces(self, texts: list[list[str]]) -> list[list[list[int]]]:
+        """Ids of each piece of each text, in one call; no token spans two pieces.
+
+        All but the first piece of a text get the ids that they have in mid-text.
+        """
+        anchor, head = self.anchor
+        starts = [anchor if i else "" for pieces in texts for i in range(len(pieces))]
+        flat = [piece for pieces in texts for piece in pieces]
+        found = self.encode([start + piece for start, piece in zip(starts, flat, strict=True)])
+        for i, ids in enumerate(found):
+            if starts[i] and ids[: len(head)] == head:
+                found[i] = ids[len(head) :]
+            elif starts[i]:  # the anchor has merged with the piece
+                found[i] = self.encode([flat[i]])[0]
+        left = iter(found)
+        return [[next(left) for _ in pieces] for pieces in texts]
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
         """Text of `ids`."""
         return str(self.backend.decode(ids, skip_special_tokens=skip_special))
-
-    def has_control_text(self, text: str) -> str | None:
-        """The first control text inside `text`, or None."""
-        return next((control for control in self.control_texts if control in text), None)
 
     def render(self, messages: list[Message], generation_prompt: bool) -> str:
         """The template's text for `messages`."""
@@ -87,10 +99,14 @@ class Tokenizer:
 
         try:
             text: str = self._compiled.render(
-                messages=messages, add_generation_prompt=generation_prompt, **self.tokens
+                messages=messages,
+                add_generation_prompt=generation_prompt,
+                tools=None,
+                documents=None,
+                **self.tokens,
             )
             return text
-        except (TemplateError, TypeError, ValueError, AttributeError) as error:
+        except (TemplateError, *_TEMPLATE_FAULTS) as error:
             raise TemplateRefusal(
                 f"the chat template `{self.template_name}` refuses this conversation: {error}",
                 hint="choose another template with --template chatml, plain or a file",
@@ -102,15 +118,25 @@ class Tokenizer:
         return self.template.replace("{{ bos_text }}", self.tokens.get("bos_text", ""))
 
     @cached_property
-    def anchor(self) -> str:
-        """Text to put before a part so that its ids are those it has in mid-text.
+    def end_texts(self) -> tuple[str, ...]:
+        """The texts of `end_ids`."""
+        texts = (self.backend.id_to_token(i) for i in sorted(self.end_ids))
+        return tuple(text for text in texts if text)
 
-        Empty for byte-level vocabularies; a control text where the tokenizer would otherwise
-        prepend a space to every text it is given (SentencePiece style).
+    @cached_property
+    def anchor(self) -> tuple[str, list[int]]:
+        """Text to put before a piece so that its ids are those it has in mid-text, and its ids.
+
+        Empty for byte-level vocabularies. Where the tokenizer prepends a space to every text
+        (SentencePiece style) it is a control text, or a line feed if the space is prepended
+        behind control texts, too.
         """
-        first, second = self.encode(["a", "b"])
-        clean = self.decode(first + second, skip_special=False) == "ab"
-        return "" if clean or self.end_id is None else str(self.backend.id_to_token(self.end_id))
+        for text in ("", *self.end_texts, "\n"):
+            head, first, second = self.encode([text, text + "a", text + "b"])
+            ids = first[len(head) :] + second[len(head) :]
+            if self.decode(ids, skip_special=False) == "ab":
+                return text, head
+        return "", []
 
     @cached_property
     def _compiled(self) -> Any:
@@ -146,8 +172,21 @@ def compile_template(source: str, name: str) -> Any:
         ) from error
 
 
-def _tojson(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as transformers' templates get it, with its parameters in their order."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: str) -> None:
@@ -178,23 +217,25 @@ def load_tokenizer(folder: Path | str, template: str = "tokenizer") -> Tokenizer
             f"the tokenizer of `{folder}` has no `<|im_end|>` token, which chatml needs",
             hint="use --template plain, or a file with a template of your own",
         )
-    added = backend.get_added_tokens_decoder()
     end_id = backend.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
-    end_ids = _end_ids(folder, end_id, im_end if name == "chatml" else None)
     pad = tokens.get("pad_token", tokens.get("eos_token", ""))
-    return Tokenizer(
+    tokenizer = Tokenizer(
         folder=folder,
         backend=backend,
         template=source,
         template_name=name,
         tokens=tokens,
         end_id=end_id,
-        end_ids=frozenset(end_ids),
+        end_ids=frozenset(_end_ids(folder, end_id, im_end if name == "chatml" else None)),
         bos_id=backend.token_to_id(tokens["bos_token"]) if "bos_token" in tokens else None,
         pad_id=backend.token_to_id(pad) or 0,
-        control_texts=tuple(token.content for token in added.values() if token.special),
+        control_texts=tuple(_control_tokens(backend).values()),
         sha256=_identity(folder, source),
     )
+    own_end = _template_end(tokenizer)
+    if own_end is None:
+        return tokenizer
+    return replace(tokenizer, end_ids=tokenizer.end_ids | {own_end})
 
 
 def _read_backend(folder: Path) -> Backend:
@@ -264,11 +305,34 @@ def _bos_text(backend: Backend, tokens: dict[str, str]) -> str:
     return bos if bos is not None and first == [bos] else ""
 
 
+def _control_tokens(backend: Backend) -> dict[int, str]:
+    added = backend.get_added_tokens_decoder()
+    return {i: token.content for i, token in added.items() if token.special}
+
+
 def _end_ids(folder: Path, *known: int | None) -> set[int]:
     """Ids that stop generation: the known ones and the model's own list."""
     own = _read_json(folder / "generation_config.json").get("eos_token_id")
     listed = own if isinstance(own, list) else [own]
     return {i for i in [*known, *listed] if isinstance(i, int)}
+
+
+def _template_end(tokenizer: Tokenizer) -> int | None:
+    """The control token that the template prints behind an answer, if no known end does.
+
+    Base models often bring a chat template whose end token is none of their own end ids.
+    """
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
+    try:
+        text = tokenizer.render(turns, generation_prompt=False)
+    except TemplateRefusal:
+        return None
+    _, found, tail = text.rpartition(_PROBE)
+    printed = tokenizer.encode([tail])[0]
+    if not found or tokenizer.end_ids & set(printed):
+        return None
+    control = _control_tokens(tokenizer.backend)
+    return next((i for i in printed if i in control), None)
 
 
 def _identity(folder: Path, template: str) -> str:
