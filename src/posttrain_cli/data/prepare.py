@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from posttrain_cli import __version__
 from posttrain_cli.data.pack import Ints
-from posttrain_cli.data.reader import Row, read_rows
-from posttrain_cli.data.records import Keys, conversation
+from posttrain_cli.data.reader import read_rows
+from posttrain_cli.data.records import Keys, Refusal, conversation
 from posttrain_cli.data.render import Policy, Rendered, render_conversations
-from posttrain_cli.data.tokenizer import Tokenizer
+from posttrain_cli.data.tokenizer import Message, Tokenizer
 from posttrain_cli.diagnostics import CODES, Finding
 from posttrain_cli.errors import DataError
 from posttrain_cli.files import atomic_write, fsync_dir
@@ -47,7 +47,8 @@ class Source:
     def key(self, tokenizer: Tokenizer) -> str:
         """Identity of the result: two equal keys mean equal bytes."""
         parts = asdict(self) | {"files": None, "version": __version__, "format": FORMAT}
-        text = json.dumps([parts, tokenizer.sha256, tokenizer.template_name], sort_keys=True)
+        ends = sorted(tokenizer.end_ids)
+        text = json.dumps([parts, tokenizer.sha256, tokenizer.template_name, ends], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -56,7 +57,7 @@ class Counts:
     """What became of the rows.
 
     Attributes:
-        read: rows in the files.
+        read: samples in the files (a row of packed token ids holds several).
         kept: samples to train on.
         dropped: rows left out, by reason.
         cut: kept samples that were cut at max_length.
@@ -150,8 +151,9 @@ def prepare(source: Source, tokenizer: Tokenizer, folder: Path) -> tuple[Prepare
         the samples, and whether they were reused.
 
     Raises:
-        DataError: a row breaks the contract once rendered (PTC205, PTC403 to PTC405), is longer
-            than allowed with `overlong: error`, or nothing is left to train on.
+        DataError: a row cannot be read, breaks the contract, or breaks it once rendered (PTC205,
+            PTC403 to PTC405), is longer than allowed with `overlong: error`, has an unusable
+            weight, or nothing is left to train on.
     """
     key = source.key(tokenizer)
     if (folder / "summary.json").is_file():
@@ -205,6 +207,11 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> Counts:
         (folder / "weights.bin").unlink()
     counts = Counts(**tally, dropped=dict(dropped), longest=longest)
     _stop_on(findings, counts, source)
+    if source.weight_key and not np.fromfile(folder / "weights.bin").any():
+        raise DataError(
+            f"every `metadata.{source.weight_key}` is 0: no row would ever be trained on",
+            hint="give some rows a weight above 0, or leave data.weight_key out",
+        )
     return counts
 
 
@@ -213,32 +220,89 @@ def _samples(
 ) -> Iterator[tuple[tuple[int, int], dict[str, Any], Rendered]]:
     """Every sample with its (file, row) and its record, rendered in blocks."""
     for number, path in enumerate(source.files):
-        rows: Iterator[Row] = (row for row in read_rows(path) if row.record is not None)
-        while block := list(itertools.islice(rows, _BLOCK)):
-            records = [row.record for row in block if row.record is not None]
-            ready = [record for record in records if "input_ids" not in record]
-            turns = [conversation(record, source.keys) for record in ready]
+        records = _records(path)
+        while block := list(itertools.islice(records, _BLOCK)):
+            turns = [_turns(path, row, r, source.keys) for row, r in block if not _is_ids(r)]
             rendered = iter(render_conversations(turns, tokenizer, source.policy))
-            for row, record in zip(block, records, strict=True):
-                if "input_ids" in record:
-                    for sample in _tokenized(record, source.policy):
-                        yield (number, row.row), record, sample
-                else:
-                    yield (number, row.row), record, next(rendered)
+            for row, record in block:
+                if not _is_ids(record):
+                    yield (number, row), record, next(rendered)
+                    continue
+                problem = _ids_problem(record, tokenizer.backend.get_vocab_size())
+                if problem:
+                    raise _refusal(path, "PTC202", problem, row)
+                for sample in _tokenized(record, source.policy):
+                    yield (number, row), record, sample
+
+
+def _records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every record with its row; one that cannot be read is an error, a blank line is not."""
+    for row in read_rows(path):
+        for finding in row.findings:
+            if finding.severity == "error":
+                raise _refusal(path, finding.code, finding.message, row.row)
+        if row.record is not None:
+            yield row.row, row.record
+
+
+def _turns(path: str, row: int, record: dict[str, Any], keys: Keys) -> list[Message]:
+    try:
+        return conversation(record, keys)
+    except Refusal as refusal:
+        raise _refusal(path, refusal.problem.code, refusal.problem.message, row) from refusal
+
+
+def _refusal(path: str, code: str, message: str, row: int) -> DataError:
+    return DataError(
+        f"`{path}` has a row that cannot be used: row {row:,}: {message}",
+        hint="`ptc validate` shows every finding",
+        findings=[Finding(path, code, message, row=row)],
+    )
+
+
+def _is_ids(record: dict[str, Any]) -> bool:
+    return "input_ids" in record
+
+
+def _ids_problem(record: dict[str, Any], vocabulary: int) -> str:
+    """Why a row of token ids is none that `preprocess --tokenize` writes, or an empty string."""
+    arrays = {}
+    for name in ("input_ids", "loss_mask", "lengths"):
+        value = _lengths(record) if name == "lengths" else record.get(name)
+        numbers = isinstance(value, list) and all(type(item) in (int, bool) for item in value)
+        if not numbers or not value or min(value) < 0:
+            return f"`{name}` must be a list of whole numbers of at least 0, and not empty"
+        arrays[name] = value
+    ids, mask, lengths = arrays.values()
+    if not len(ids) == len(mask) == sum(lengths):
+        return (
+            f"{len(ids):,} `input_ids`, {len(mask):,} `loss_mask` values and `lengths` that add "
+            f"up to {sum(lengths):,}: expected the same number"
+        )
+    if max(ids) >= vocabulary:
+        return f"token {max(ids):,} is not in the vocabulary of {vocabulary:,}: another tokenizer?"
+    return ""
+
+
+def _lengths(record: dict[str, Any]) -> Any:
+    """Tokens of each sample in a row of token ids; without `lengths` the row is one sample."""
+    return record["lengths"] if "lengths" in record else [len(record["input_ids"])]
 
 
 def _tokenized(record: dict[str, Any], policy: Policy) -> Iterator[Rendered]:
     """Samples of one row that `preprocess --tokenize` wrote: a sample, or a pack of them."""
-    ids, mask = record["input_ids"], record["loss_mask"]
     start = 0
-    for length in record.get("lengths") or [len(ids)]:
-        part = slice(start, start + length)
-        cut = slice(start, start + min(length, policy.max_length or length))
-        too_long = length > (policy.max_length or length)
-        chosen = cut if policy.overlong == "truncate" else part
-        marks = [bool(m) for m in mask[chosen]]
-        problems = () if any(marks[1:]) else (("PTC402", "no trained token is left"),)
-        yield Rendered(list(ids[chosen]), marks, length, too_long, problems)
+    for length in _lengths(record):
+        limit = policy.max_length or length
+        kept = min(length, limit) if policy.overlong == "truncate" else length
+        part = slice(start, start + kept)
+        ids, mask = record["input_ids"][part], [bool(mark) for mark in record["loss_mask"][part]]
+        problems = []
+        if length > limit:
+            problems.append(("PTC401", f"{length:,} tokens, more than the limit of {limit:,}"))
+        if not any(mask[1:]):
+            problems.append(("PTC402", "no trained token is left"))
+        yield Rendered(ids, mask, length, length > limit, tuple(problems))
         start += length
 
 
