@@ -39,7 +39,7 @@ class NormWatch:
 
     def replay(self, lines: list[dict[str, Any]]) -> None:
         """Remember the good norms of earlier metrics lines."""
-        for line in lines[-4 * WINDOW :]:
+        for line in lines:
             norm = line.get("train/grad_norm")
             if isinstance(norm, int | float) and not line.get("train/skipped"):
                 self.recent.append(float(norm))

@@ -61,7 +61,7 @@ def warmup_steps(settings: OptimConfig, total: int) -> int:
     """Steps that warm up: the number given, or the share of all steps, rounded up."""
     if settings.warmup_steps is not None:
         return min(settings.warmup_steps, total)
-    return math.ceil(settings.warmup_steps_ratio * total)
+    return math.ceil(round(settings.warmup_steps_ratio * total, 6))  # 0.1 × 70 is 7, not 7.000…1
 
 
 def learning_rate(step: int, total: int, settings: OptimConfig) -> float:
