@@ -47,7 +47,7 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
     yield from console.table(
         [
             ("directory", plan["run"]),
-            ("steps", f"{plan['steps']:,}"),
+            ("steps", f"{plan['steps']:,}{_done(plan)}"),
             ("tokens a step", f"{plan['tokens_per_step']:,}"),
             ("devices", f"{devices['processes']} × {kind}"),
             ("parameters", "{all:,} in all, {trained:,} trained".format(**plan["parameters"])),
@@ -63,3 +63,8 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
         ],
         indent="  ",
     )
+
+
+def _done(plan: Mapping[str, Any]) -> str:
+    """What a resumed run has behind it."""
+    return f", {plan['from_step']:,} of them done" if "from_step" in plan else ""

@@ -120,6 +120,7 @@ def resume(
     force: Annotated[
         bool, typer.Option("--force", help="accept changes of the data order or the model")
     ] = False,
+    dry_run: DryRun = False,
     verify: Annotated[
         bool,
         typer.Option("--verify", help="train the last stretch again elsewhere and compare bits"),
@@ -144,7 +145,12 @@ def resume(
     if verify:
         return _verify(run)
     changes = Changes(flags=flags, sets=tuple(sets or ()), force=force)
-    _report(continue_run(run, changes, console.say))
+    if dry_run:
+        from posttrain_cli.engine.dryrun import plan_resume
+
+        show(plan_resume(run, changes, console.say))
+    else:
+        _report(continue_run(run, changes, console.say))
     return ExitCode.OK
 
 

@@ -9,12 +9,19 @@ from typing import Any
 
 from posttrain_cli.data.prepare import Prepared
 from posttrain_cli.data.tokenizer import Tokenizer, load_tokenizer
-from posttrain_cli.engine import api, inputs, memory
+from posttrain_cli.engine import api, checkpoint, inputs, memory
 from posttrain_cli.engine.api import Options, Say
+from posttrain_cli.engine.resume import (
+    Changes,
+    changed,
+    recorded_config,
+    refuse_other_data,
+    refuse_shorter,
+)
 from posttrain_cli.engine.task import make_plan, template_of, total_steps
-from posttrain_cli.runs.directory import refuse_run
+from posttrain_cli.runs.directory import open_run, refuse_run
 from posttrain_cli.runs.resolve import resolve_model
-from posttrain_cli.settings import Resolved, value_of
+from posttrain_cli.settings import Resolved, load, value_of
 
 
 def plan(resolved: Resolved, options: Options, say: Say) -> dict[str, Any]:
@@ -25,10 +32,35 @@ def plan(resolved: Resolved, options: Options, say: Say) -> dict[str, Any]:
         `tokens_per_step`, `devices`, `memory` (bytes a device), `fits`, and `sample`: the first
         sample with its trained text between ⟦ and ⟧.
     """
-    config = resolved.config
     if not options.resume:
-        refuse_run(api.run_path(config), options.overwrite)
+        refuse_run(api.run_path(resolved.config), options.overwrite)
+    return _plan(resolved, options, inputs.check(resolved.config, say), say)
+
+
+def plan_resume(path: Path, changes: Changes, say: Say) -> dict[str, Any]:
+    """What `resume.resume` would do: as `plan`, with `from_step`, the step it would go on from.
+
+    Raises:
+        UsageError: no run there, other data, or a change that is not safe.
+    """
+    run = open_run(path)
+    resolved = load(
+        None, flags=changes.flags, sets=changes.sets, config_file=run.config, cwd=run.path
+    )
+    config = changed(run, recorded_config(run), changes)
+    found = checkpoint.newest(run.checkpoints, say)
+    step = found.step if found is not None else 0
+    refuse_shorter(config, step)
     splits = inputs.check(config, say)
+    refuse_other_data(run, splits, changes.force)
+    planned = _plan(resolved, Options(resume=True), splits, say)
+    return planned | {"run": str(run.path), "from_step": step}
+
+
+def _plan(
+    resolved: Resolved, options: Options, splits: list[inputs.Split], say: Say
+) -> dict[str, Any]:
+    config = resolved.config
     name = config.model.partial_pretrain
     assert name is not None
     source = resolve_model(name, allow_download=options.allow_download)

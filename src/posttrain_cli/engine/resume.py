@@ -84,13 +84,13 @@ def resume(path: Path, changes: Changes, say: Say) -> Outcome:
     run = open_run(path)
     with run_lock(path, say):
         old = recorded_config(run)
-        new = _changed(run, old, changes)
+        new = changed(run, old, changes)
         found = checkpoint.newest(run.checkpoints, say)
         step = found.step if found is not None else 0
         if _is_finished(run, old, new, step):
             say(f"`{path}` is finished: {step:,} steps done, the result is in `{run.model}`")
             return api.outcome(run, already_finished=True)
-        _refuse_shorter(new, step)
+        refuse_shorter(new, step)
         order = lay_out(run, new, changes, say)
         history = [*read_record(run).get("resumed", []), _note(step, old, new)]
         set_state(run, "running", resumed=history)
@@ -102,7 +102,7 @@ def recorded_config(run: RunDirectory) -> Config:
     return load(None, flags={}, config_file=run.config, cwd=run.path).config
 
 
-def _changed(run: RunDirectory, old: Config, changes: Changes) -> Config:
+def changed(run: RunDirectory, old: Config, changes: Changes) -> Config:
     """The config to go on with; refuses what would change the data order or the model."""
     if changes.overrides is not None:
         new = changes.overrides.config
@@ -144,7 +144,8 @@ def _is_finished(run: RunDirectory, old: Config, new: Config, step: int) -> bool
     return same_length and run.model.is_dir() and isinstance(total, int) and step >= total
 
 
-def _refuse_shorter(new: Config, step: int) -> None:
+def refuse_shorter(new: Config, step: int) -> None:
+    """Refuse a length that is already behind."""
     limit = new.trainer.max_steps
     if limit is not None and limit < step:
         raise UsageError(
@@ -156,7 +157,7 @@ def _refuse_shorter(new: Config, step: int) -> None:
 def lay_out(run: RunDirectory, config: Config, changes: Changes, say: Say) -> Order:
     """Prepare the data again if it is gone, check that it is the same, and write the orders."""
     splits = inputs.check(config, say)
-    _refuse_other_data(run, splits, changes.force)
+    refuse_other_data(run, splits, changes.force)
     name = config.model.partial_pretrain
     assert name is not None
     source = resolve_model(name)
@@ -175,7 +176,7 @@ def lay_out(run: RunDirectory, config: Config, changes: Changes, say: Say) -> Or
     return order
 
 
-def _refuse_other_data(run: RunDirectory, splits: list[inputs.Split], force: bool) -> None:
+def refuse_other_data(run: RunDirectory, splits: list[inputs.Split], force: bool) -> None:
     """The files must hold what they held when the run was started, wherever they lie now."""
     known = [(entry["role"], entry["sha256"]) for entry in read_record(run)["datasets"]]
     present = [(split.role, sha256) for split in splits for sha256 in split.hashes]
