@@ -37,6 +37,7 @@ class Batch:
         labels: (P,) those next tokens.
         keys: (T,) int32 dropout keys.
         tokens: T, or 0 for a stand-in that only keeps ranks in step.
+        pairs: sum of the squared lengths, for counting attention's work.
     """
 
     input_ids: Tensor
@@ -47,6 +48,7 @@ class Batch:
     labels: Tensor
     keys: Tensor
     tokens: int
+    pairs: int
 
 
 def make_batch(
@@ -87,4 +89,5 @@ def make_batch(
         labels=send(flat_ids[labels], torch.int64),
         keys=send(keys, torch.int32),
         tokens=int(edges[-1]) if bins else 0,
+        pairs=int((lengths**2).sum()),
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from posttrain_cli.config import Config
-from posttrain_cli.engine import checkpoint, distributed, health
+from posttrain_cli.engine import checkpoint, distributed, flops, health, weights
 from posttrain_cli.engine.background import BackgroundSaver
 from posttrain_cli.engine.batch import Batch
 from posttrain_cli.engine.distributed import Stopper, World
@@ -85,6 +85,8 @@ class Job:
         end: last step of this session.
         work: step number to its batches.
         loss: loss sum of one batch.
+        flops: arithmetic of one batch.
+        peak: FLOP/s that one device reaches, measured.
         evaluate: validation metrics, or None.
         eval_steps: whether a step is followed by a validation.
         left_out: steps whose batches proved unusable before a rollback: not tried again.
@@ -102,6 +104,8 @@ class Job:
     end: int
     work: Callable[[int], Work]
     loss: LossFn
+    flops: flops.Work
+    peak: float
     evaluate: Callable[[], dict[str, float]] | None
     eval_steps: Callable[[int], bool]
     left_out: frozenset[int]
@@ -112,11 +116,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a step gave: loss over trained tokens, gradient norm before clipping, real tokens."""
+    """What a step gave, over all ranks.
+
+    Attributes:
+        loss: loss sum over trained tokens, divided by their number.
+        norm: gradient norm before clipping.
+        tokens: real tokens.
+        flops: arithmetic that the step needed.
+    """
 
     loss: float
     norm: float
     tokens: int
+    flops: float
 
 
 def train_step(job: Job, work: Work, first: bool) -> Sums:
@@ -138,12 +150,13 @@ def train_step(job: Job, work: Work, first: bool) -> Sums:
     if first:
         health.check_gradients(job.policy.trainable)
     tokens = sum(batch.tokens for batch in work.batches)
-    loss, all_tokens = distributed.sums(job.world, [float(total), float(tokens)])
+    needed = sum(job.flops.of(batch) for batch in work.batches)
+    loss, all_tokens, all_flops = distributed.sums(job.world, [float(total), float(tokens), needed])
     limit = job.config.optim.clip_grad_norm or float("inf")
     norm = torch.nn.utils.clip_grad_norm_(job.policy.trainable.values(), limit)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
-    return Sums(loss / work.count, float(norm), int(all_tokens))
+    return Sums(loss / work.count, float(norm), int(all_tokens), all_flops)
 
 
 def fit(job: Job, progress: Progress, watch: health.NormWatch) -> Progress:
@@ -208,6 +221,7 @@ def _one_step(
         "train/grad_norm": sums.norm,
         "train/tokens": progress.trained_tokens,
         "train/tokens_per_second": round(sums.tokens / seconds, 1),
+        "train/mfu": round(sums.flops / seconds / (job.peak * job.world.size), 4),
         "train/memory_gb": round(peak_memory_gb(job.world.device), 3),
     }
     if reason:
@@ -247,7 +261,22 @@ def _save(job: Job, progress: Progress, val_loss: float | None) -> None:
             checkpoint.prune(folder, keep, protect)
 
     tensors = checkpoint_tensors(job.policy, job.optimizer)
-    job.saver.save(folder, progress.step, tensors, asdict(progress), retain)
+    state = asdict(progress)
+    job.saver.save(folder, progress.step, tensors, state, retain, _whole_weights(job))
+
+
+def _whole_weights(job: Job) -> Callable[[Path], None] | None:
+    """With `save_full_state_dict`, what writes the trained weights as one file; collective."""
+    if not job.config.trainer.save_full_state_dict:
+        return None
+    from safetensors.torch import save_file
+
+    full: dict[str, Tensor] = {}
+    for name, parameter in job.policy.trainable.items():
+        tensor = weights.whole(parameter)
+        if job.world.is_main:
+            full[name] = tensor.cpu().contiguous()
+    return lambda folder: save_file(full, folder / "full.safetensors", metadata={"format": "pt"})
 
 
 def restore(job: Job, found: checkpoint.Checkpoint) -> Progress:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain_cli.config import ModelConfig
-from posttrain_cli.engine import attention, distributed, dropout, weights
+from posttrain_cli.engine import attention, distributed, dropout, kernels, weights
 from posttrain_cli.engine.distributed import World
 from posttrain_cli.engine.losses import linear_logprobs
 from posttrain_cli.errors import UsageError
@@ -40,6 +40,7 @@ class Policy:
         dtype: compute type, and the type of exported weights.
         attention: name of the attention function in use.
         parameters: number of all parameters.
+        note: a line for the log about optional kernels, or empty.
     """
 
     module: nn.Module
@@ -50,6 +51,7 @@ class Policy:
     dtype: torch.dtype
     attention: str
     parameters: int
+    note: str
 
     def token_logprobs(self, batch: Any) -> Tensor:
         """(P,) log-probabilities of the trained tokens of one `batch.Batch`."""
@@ -84,6 +86,7 @@ def build(source: ModelSource, settings: ModelConfig, world: World, seed: int) -
     held = torch.bfloat16 if adapter is not None and dtype == torch.bfloat16 else torch.float32
     model = _on_meta(base, held, name)
     config = model.config
+    note = kernels.use_liger(model, settings, world.device)
     if adapter is not None:
         model = inject_lora(model, adapter)
     if settings.enable_gradient_checkpointing:
@@ -91,12 +94,23 @@ def build(source: ModelSource, settings: ModelConfig, world: World, seed: int) -
     clock = dropout.Clock()
     dropout.place(model, clock)
     model.token_logprobs = types.MethodType(_token_logprobs, model)
-    _shard(model, world, dtype)
+    blocks = _blocks(model)
+    kernels.compile_blocks(blocks, settings, world.device)
+    _shard(model, blocks, world, dtype)
     _fill(model, source, base, world, seed)
     model.train()
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    count = sum(p.numel() for p in model.parameters())
-    return Policy(model, trainable, clock, config, adapter is not None, dtype, name, count)
+    return Policy(
+        module=model,
+        trainable=trainable,
+        clock=clock,
+        config=config,
+        lora=adapter is not None,
+        dtype=dtype,
+        attention=name,
+        parameters=sum(p.numel() for p in model.parameters()),
+        note=note,
+    )
 
 
 def _token_logprobs(self: Any, batch: Any) -> Tensor:
@@ -202,7 +216,15 @@ def _recompute_activations(model: Any) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
 
 
-def _shard(model: Any, world: World, dtype: torch.dtype) -> None:
+def _blocks(model: Any) -> list[nn.Module]:
+    """The decoder layers, by transformers' own list of what must not be split."""
+    names: set[str] = set()
+    for module in model.modules():
+        names.update(getattr(module, "_no_split_modules", None) or [])
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def _shard(model: Any, blocks: list[nn.Module], world: World, dtype: torch.dtype) -> None:
     """FSDP2 around each decoder layer and the root; gradients are summed, not averaged.
 
     One process in float32 stays unwrapped: same bits, same checkpoints, no copies.
@@ -224,11 +246,8 @@ def _shard(model: Any, world: World, dtype: torch.dtype) -> None:
         options["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
         )
-    blocks: set[str] = set()
-    for module in model.modules():
-        blocks.update(getattr(module, "_no_split_modules", None) or ())
-    for module in [m for m in model.modules() if type(m).__name__ in blocks]:
-        fully_shard(module, reshard_after_forward=True, **options)
+    for block in blocks:
+        fully_shard(block, reshard_after_forward=True, **options)
     fully_shard(model, reshard_after_forward=False, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):

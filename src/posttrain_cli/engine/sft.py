@@ -11,7 +11,7 @@ import torch
 from posttrain_cli.data.plan import Plan, Step, deal
 from posttrain_cli.data.prepare import Prepared
 from posttrain_cli.data.tokenizer import load_tokenizer
-from posttrain_cli.engine import checkpoint, distributed, export, health, losses
+from posttrain_cli.engine import checkpoint, distributed, export, flops, health, losses
 from posttrain_cli.engine.background import BackgroundSaver
 from posttrain_cli.engine.batch import Batch, make_batch
 from posttrain_cli.engine.distributed import World
@@ -43,6 +43,8 @@ def run(task: Task, world: World, say: Callable[[str], None]) -> None:
         end=min(total, task.order.stop_after or total),
         work=lambda step: make_work(plan.step(step), train, task, world),
         loss=lambda batch: losses.sft_loss(policy.token_logprobs(batch)),
+        flops=flops.work_of(policy.module, policy.config, policy.lora),
+        peak=flops.measure_peak(world.device, policy.dtype),
         evaluate=make_evaluation(policy, task, world),
         eval_steps=lambda step: task.evaluates(plan, step, total),
         left_out=frozenset(task.order.left_out),
@@ -158,6 +160,8 @@ def _describe(
     share = 100 * trainable / policy.parameters
     kind = f"LoRA, {len(policy.trainable):,} tensors" if policy.lora else "all parameters"
     say(f"training {trainable:,} of {policy.parameters:,} parameters ({share:.2f} %; {kind})")
+    if policy.note:
+        say(policy.note)
     unit = "packs" if task.config.data.packing else "samples"
     say(
         f"{len(plan.bins(0)):,} {unit} an epoch, {plan.batch_size} a step, {total:,} steps; "
