@@ -126,6 +126,15 @@ def test_bad_rows_stop_the_run_and_are_all_named(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
+def test_a_folder_is_made_for_the_output_and_only_for_an_output(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "deep" / "out.jsonl"
+    with pytest.raises(DataError):
+        run(tmp_path, BAD, out=out)
+    assert not (tmp_path / "new").exists()
+    run(tmp_path, lines(sft(1)), out=out)
+    assert read(out) == [sft(1)]
+
+
 def test_bad_rows_are_listed_with_their_reasons(tmp_path: Path) -> None:
     report = run(tmp_path, BAD, on_error="skip")
     assert dropped(report) == WRONG

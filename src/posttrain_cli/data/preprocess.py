@@ -10,6 +10,7 @@ The same inputs and options give the same bytes, whatever the number of processe
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -32,7 +33,7 @@ from posttrain_cli.data.report import Counts, build_report
 from posttrain_cli.data.request import Request, check_request, fit_options, parse_shard
 from posttrain_cli.data.samples import samples, write_samples
 from posttrain_cli.data.select import validation, without_duplicates
-from posttrain_cli.data.spool import Flags, Spool
+from posttrain_cli.data.spool import Flags, Spool, nameless_file
 from posttrain_cli.data.tokenizer import load_tokenizer
 from posttrain_cli.data.writer import (
     Outputs,
@@ -66,9 +67,8 @@ def preprocess(request: Request, advance: Callable[[int], None] = lambda rows: N
     steps = _steps(request, files)
     workers = request.workers or _worker_count(files)
     counts = Counts()
-    with Outputs() as outputs, closing(Spool(request.out.parent)) as spool:
-        main = outputs.open(request.out)
-        rejects = _Rejects(request, outputs)
+    spool, rejects = Spool(request.out.parent), _Rejects(request)
+    with closing(spool), closing(rejects):
         for batch in gather(files, steps, request.encoding, workers):
             _count(batch, counts, request)
             for drop in batch.drops:
@@ -82,11 +82,11 @@ def preprocess(request: Request, advance: Callable[[int], None] = lambda rows: N
             counts.dropped.add(drop.reason, drop.place.example(message=drop.message))
             rejects.write(drop, spool.record(repeat.row))
         _stop_if_empty(alive, counts)
-        written = _write(request, steps, spool, alive, outputs, main)
-        report = build_report(request, files, steps, counts, spool, alive, written)
-        report["rejects"] = rejects.path()
-        outputs.open(beside(request.out, "report.json")).write(_pretty(report))
-    rejects.remove_stale()
+        with Outputs() as outputs:
+            written = _write(request, steps, spool, alive, outputs)
+            report = build_report(request, files, steps, counts, spool, alive, written)
+            report["rejects"] = rejects.finish(outputs)
+            outputs.open(beside(request.out, "report.json")).write(_pretty(report))
     return report
 
 
@@ -199,11 +199,11 @@ def _stop_if_empty(alive: Flags, counts: Counts) -> None:
 
 
 def _write(
-    request: Request, steps: Steps, spool: Spool, alive: Flags, outputs: Outputs, main: Sink
+    request: Request, steps: Steps, spool: Spool, alive: Flags, outputs: Outputs
 ) -> list[Report]:
     """Write the kept rows; describe each file."""
     chosen = np.zeros(len(spool), bool)
-    targets = [(request.out, main)]
+    targets = [(request.out, outputs.open(request.out))]
     if request.val_out is not None:
         wanted = request.val_rows or max(1, round((request.val_fraction or 0) * int(alive.sum())))
         chosen = validation(spool, alive, wanted, request.seed)
@@ -239,18 +239,15 @@ def _write_rows(
 class _Rejects:
     """`OUT.rejects.jsonl`: dropped rows with their reasons, if skipping was asked for."""
 
-    def __init__(self, request: Request, outputs: Outputs) -> None:
+    def __init__(self, request: Request) -> None:
         self._target = beside(request.out, "rejects.jsonl")
-        self._outputs = outputs
         self._wanted = request.on_error == "skip"
-        self._sink: Sink | None = None
+        self._stream = nameless_file(request.out.parent)
 
     def write(self, drop: Drop, record: Report | None) -> None:
         """Append one dropped row."""
         if not self._wanted:
             return
-        if self._sink is None:
-            self._sink = self._outputs.open(self._target)
         row = drop.place.example(
             reason=drop.reason,
             what=title(drop.reason),
@@ -258,16 +255,20 @@ class _Rejects:
             message=drop.message,
             record=record,
         )
-        self._sink.write(encode(row) + b"\n")
+        self._stream.write(encode(row) + b"\n")
 
-    def path(self) -> str | None:
-        """The file, or None when no row was dropped."""
-        return None if self._sink is None else str(self._target)
-
-    def remove_stale(self) -> None:
-        """Remove the file of an earlier run with the same output."""
-        if self._sink is None:
+    def finish(self, outputs: Outputs) -> str | None:
+        """Write the file and return its name; without rows remove that of an earlier run."""
+        if self._stream.tell() == 0:
             self._target.unlink(missing_ok=True)
+            return None
+        self._stream.seek(0)
+        shutil.copyfileobj(self._stream, outputs.open(self._target))
+        return str(self._target)
+
+    def close(self) -> None:
+        """Give the disk space back."""
+        self._stream.close()
 
 
 def _pretty(report: Report) -> bytes:

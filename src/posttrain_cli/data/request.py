@@ -63,10 +63,7 @@ class Request:
     def described(self) -> dict[str, Any]:
         """The options as the report holds them: those that can change the output."""
         names = [name for name in self.__slots__ if name not in ("inputs", "workers", "overwrite")]
-        values = {name: getattr(self, name) for name in names}
-        return {
-            name: str(value) if isinstance(value, Path) else value for name, value in values.items()
-        }
+        return {name: _plain(getattr(self, name)) for name in names}
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,13 @@ Flags = NDArray[np.bool_]
 _BLOCK = 1 << 20
 
 
+def nameless_file(folder: Path) -> IO[bytes]:
+    """A file without a name on the file system where `folder` is, or will be."""
+    while not folder.is_dir():
+        folder = folder.parent
+    return tempfile.TemporaryFile(dir=folder)  # the caller closes it
+
+
 class Spool:
     """Kept rows in input order.
 
@@ -32,8 +39,7 @@ class Spool:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._stream = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 closed by close()
+        self._stream = nameless_file(folder)
         self._sizes: list[NDArray[np.int64]] = []
         self._places: list[NDArray[np.int64]] = []
         self._keys: list[Keys128] = []
