@@ -6,8 +6,11 @@ The set of codes may grow; a code never changes its meaning (SPEC §2).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+
+from posttrain_cli.errors import UsageError, did_you_mean
 
 Severity = Literal["error", "warning"]
 
@@ -62,6 +65,37 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.place}: {self.code} {self.severity}: {self.message}"
+
+
+def select_codes(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> frozenset[str]:
+    """The codes that count: all, or those of `select`, without those of `ignore`.
+
+    A name stands for every code that starts with it: `PTC2` is PTC201 to PTC206.
+
+    Raises:
+        UsageError: a name stands for no code; every such name is listed.
+    """
+    problems: list[str] = []
+
+    def named(names: Iterable[str]) -> set[str]:
+        chosen: set[str] = set()
+        for name in names:
+            found = {code for code in CODES if name and code.startswith(name.upper())}
+            chosen |= found
+            if not found:
+                near = did_you_mean(name.upper(), CODES)
+                problems.append(f"unknown code `{name}`" + (f"; {near}" if near else ""))
+        return chosen
+
+    wanted = named(select) or set(CODES)
+    wanted -= named(ignore)
+    if problems:
+        raise UsageError(
+            problems[0],
+            hint="`ptc validate --explain CODE` tells about a code, `--explain all` lists them",
+            problems=problems,
+        )
+    return frozenset(wanted)
 
 
 _TABLE: tuple[Code, ...] = (

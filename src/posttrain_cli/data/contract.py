@@ -5,9 +5,10 @@ Every reader and every fast path comes here for its verdicts, so this is the onl
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain_cli.data.records import (
@@ -27,11 +28,8 @@ from posttrain_cli.data.scan import Path, Problem
 # return; and DEL.
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 REPLACEMENT = "\ufffd"
-# Control tokens that hardly occur in honest text; a tokenizer adds its own.
-KNOWN_TOKENS = re.compile(
-    r"<\|[A-Za-z0-9_ ]{1,40}\|>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>|<｜[^｜<>]{1,40}｜>"
-)
-_CHAT_FIELDS = frozenset({"messages", "conversations"})
+# Control tokens of the common shape; a tokenizer adds its own.
+KNOWN_TOKENS = re.compile(r"<\|[^|<>]{1,60}\|>|<｜[^｜<>]{1,60}｜>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +40,14 @@ class Contract:
         kind: the kind of record.
         keys: names of the fields, and whether chat lists are allowed.
         tokens: control texts of the tokenizer in use, beside the well-known ones.
+        texts: whether all texts are searched for control characters and the like; a caller
+            that has seen no suspicious byte switches it off, and only `has_rare` texts are.
     """
 
     kind: Kind
-    keys: Keys = field(default_factory=Keys)
+    keys: Keys = dataclasses.field(default_factory=Keys)
     tokens: tuple[str, ...] = ()
+    texts: bool = True
 
 
 def check_record(record: dict[str, Any], contract: Contract) -> list[Problem]:
@@ -78,8 +79,15 @@ def is_only_space(one: str, other: str) -> bool:
     return "".join(one.split()) == "".join(other.split())
 
 
+def has_rare(text: str) -> bool:
+    """Whether a text holds a character that PTC306 or PTC307 may be about, beyond ASCII."""
+    return not text.isascii() and (REPLACEMENT in text or "｜" in text)
+
+
 def text_warnings(text: str, path: Path, contract: Contract) -> Iterator[Problem]:
     """PTC301, PTC306 and PTC307 of one text, each at its first place."""
+    if not contract.texts and not has_rare(text):
+        return
     name = _name(path)
     control = CONTROL.search(text)
     if control:
@@ -239,39 +247,56 @@ def _same_sides(chosen: str, rejected: str, keys: Keys) -> Iterator[Problem]:
 def _with_hints(
     problems: list[Problem], record: dict[str, Any], contract: Contract
 ) -> list[Problem]:
-    """`problems` with what to do about missing fields: a near name, or the map that fixes them."""
-    missing = [p for p in problems if p.code == "PTC201"]
+    """`problems` with what to do about missing fields."""
+    missing = [str(problem.path[0]) for problem in problems if problem.code == "PTC201"]
     if not missing:
         return problems
-    hint = _missing_hint([str(p.path[0]) for p in missing], record, contract)
-    return [replace(p, hint=hint(str(p.path[0]))) if p in missing else p for p in problems]
+    maps = _maps(missing, record, contract.keys)
+    preset = _preset(record, contract)
+    hinted: list[Problem] = []
+    for problem in problems:
+        if problem.code == "PTC201":
+            hint = preset or _hint(str(problem.path[0]), maps, record, contract)
+            problem = replace(problem, hint=hint)
+        hinted.append(problem)
+    return hinted
 
 
-def _missing_hint(missing: list[str], record: dict[str, Any], contract: Contract) -> Any:
-    keys = contract.keys
-    standard = {keys.prompt: "prompt", keys.response: "response", "answer": "response"}
-    standard |= {keys.chosen: "chosen", keys.rejected: "rejected", "question": "prompt"}
+def _maps(missing: list[str], record: dict[str, Any], keys: Keys) -> dict[str, str]:
+    """For each missing field the field of `record` that seems to be meant, if there is one."""
+    roles = {keys.prompt: "prompt", keys.response: "response", "question": "prompt"}
+    roles |= {keys.chosen: "chosen", keys.rejected: "rejected", "answer": "response"}
     maps: dict[str, str] = {}
     for field in missing:
-        role = standard.get(field, field)
-        old = near_name(field, record)
-        names = [name for name in OTHER_NAMES.get(role, ()) if name in record]
-        old = old or next((name for name in names if name not in maps.values()), "")
+        names = (name for name in OTHER_NAMES.get(roles.get(field, ""), ()) if name in record)
+        old = near_name(field, record) or next((n for n in names if n not in maps.values()), "")
         if old:
             maps[field] = old
-    command = f"ptc preprocess --kind {contract.kind}" + "".join(
-        f" --map {field}={old}" for field, old in maps.items()
-    )
-    has = ", ".join(f"`{name}`" for name in list(record)[:8]) or "no fields"
+    return maps
 
-    def hint(field: str) -> str:
-        if field not in maps:
-            return f"the record has {has}" + (f"; `{command}` maps the others" if maps else "")
-        near = near_name(field, record) == maps[field]
-        start = f"did you mean `{maps[field]}`? " if near else f"`{maps[field]}` is an alias: "
-        return f"{start}`{command}` renames it"
 
-    return hint
+def _hint(field: str, maps: dict[str, str], record: dict[str, Any], contract: Contract) -> str:
+    """What to do about one missing field; the command renames all that can be told."""
+    renames = "".join(f" --map {new}={old}" for new, old in maps.items())
+    command = f"`ptc preprocess --kind {contract.kind}{renames}`"
+    if field not in maps:
+        has = ", ".join(f"`{name}`" for name in list(record)[:8]) or "no fields"
+        return f"the record has {has}" + (f"; {command} renames the others" if maps else "")
+    if near_name(field, record) == maps[field]:
+        return f"did you mean `{maps[field]}`? {command} renames it"
+    return f"`{maps[field]}` seems to be meant; {command} renames it"
+
+
+def _preset(record: dict[str, Any], contract: Contract) -> str:
+    """The preset for a well-known layout that is not the contract, or an empty string."""
+    name = ""
+    if "instruction" in record and "output" in record:
+        name = "alpaca"
+    elif contract.kind == "preference" and "conversations" in record:
+        name = "sharegpt"
+    elif "\n\nHuman:" in str(record.get(contract.keys.chosen, ""))[:200]:
+        name = "hh-rlhf"
+    return f"`ptc preprocess --preset {name}` reads this layout" if name else ""
 
 
 def _name(path: Path) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from collections.abc import Iterator
-from typing import IO
 
 from posttrain_cli.data import storage
 from posttrain_cli.data.encoding import BOM, bad_bytes
@@ -14,7 +14,7 @@ from posttrain_cli.data.scan import Problem
 from posttrain_cli.diagnostics import Finding
 
 
-def csv_rows(path: str, stream: IO[bytes], delimiter: str) -> Iterator[Row]:
+def csv_rows(path: str, stream: io.BufferedReader, delimiter: str) -> Iterator[Row]:
     """Yield the records behind the header line of `stream`.
 
     A row's `line` is where it starts. Too many or too few cells and a quote that is never closed
@@ -57,7 +57,7 @@ def csv_rows(path: str, stream: IO[bytes], delimiter: str) -> Iterator[Row]:
 class _Lines:
     """Feeds the csv reader line by line and remembers the lines of the record being read."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: io.BufferedReader) -> None:
         self._stream = stream
         self.number = 0
         self.record: list[bytes] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
-from typing import IO, Any
+from typing import Any
 
 from posttrain_cli.data.scan import Problem
 from posttrain_cli.errors import UsageError
@@ -35,7 +35,7 @@ def is_utf8(encoding: str | None) -> bool:
     return known.name == "utf-8"
 
 
-def transcoded(stream: IO[bytes], encoding: str | None) -> IO[bytes]:
+def transcoded(stream: io.BufferedReader, encoding: str | None) -> io.BufferedReader:
     """`stream` as UTF-8; what `encoding` cannot decode becomes a byte that UTF-8 refuses too."""
     if is_utf8(encoding):
         return stream
@@ -118,7 +118,7 @@ def _every_other_is_nul(head: bytes) -> bool:
 class _Transcoder(io.RawIOBase):
     """UTF-8 bytes out of a stream in another codec."""
 
-    def __init__(self, stream: IO[bytes], encoding: str) -> None:
+    def __init__(self, stream: io.BufferedReader, encoding: str) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder(encoding)(errors="ptc-mark")
         self._ready = memoryview(b"")
@@ -129,7 +129,7 @@ class _Transcoder(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready and not self._ended:
-            piece = self._stream.read(_PIECE)
+            piece = self._stream.read1(_PIECE)
             self._ended = not piece
             text = self._decoder.decode(piece, final=self._ended)
             self._ready = memoryview(text.encode("utf-8", "surrogateescape"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import io
 import json
 import re
 from collections.abc import Iterator
-from typing import IO
 
 from posttrain_cli.data.encoding import BOM
 from posttrain_cli.data.scan import Problem
@@ -19,7 +19,7 @@ _SCALAR = re.compile(r"[^,\]\[{}\s]+")
 _DECODER = json.JSONDecoder(strict=False)
 
 
-def elements(stream: IO[bytes]) -> Iterator[bytes | Problem]:
+def elements(stream: io.BufferedReader) -> Iterator[bytes | Problem]:
     """Yield the text of each element of the array in `stream`, faults between them as problems.
 
     A text that is no array counts as one element. The text of an element is not checked, only
@@ -71,7 +71,7 @@ def _between_brackets(text: _Text) -> Iterator[bytes | Problem]:
 class _Text:
     """A window over decoded text; bytes that are not UTF-8 pass through unchanged."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: io.BufferedReader) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._piece = _PIECE
@@ -88,7 +88,7 @@ class _Text:
             return False
         if self.at > len(self.buffer) // 2:
             self.buffer, self.at = self.buffer[self.at :], 0
-        raw = self._stream.read(self._piece)
+        raw = self._stream.read1(self._piece)
         self._ended = not raw
         self.buffer += self._decoder.decode(raw, final=self._ended)
         return True

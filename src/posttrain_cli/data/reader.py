@@ -6,15 +6,18 @@ read as bytes and split on 0x0A only.
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
 from posttrain_cli.data import storage
 from posttrain_cli.data.encoding import BOM, bad_bytes, transcoded
 from posttrain_cli.data.jsonarray import elements
+from posttrain_cli.data.records import place
 from posttrain_cli.data.scan import JsonError, Problem, Scan, scan
 from posttrain_cli.data.sniff import look
 from posttrain_cli.diagnostics import Finding
@@ -22,6 +25,14 @@ from posttrain_cli.diagnostics import Finding
 _INT64 = 2.0**63
 _DEEPEST = 64
 _LOOK_AGAIN = -1 << 60
+
+BLANK = Problem("PTC106", "blank line, skipped", column=1)
+MARK = Problem(
+    "PTC101",
+    "UTF-8 byte-order mark at the start of the file",
+    column=1,
+    hint="save as UTF-8 without BOM; `ptc validate --fix` and `ptc preprocess` strip it",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +123,26 @@ def quick(content: bytes) -> dict[str, Any] | None:
         record = orjson.loads(content)
     except orjson.JSONDecodeError:
         return None
-    if type(record) is not dict or _spaced_colon(content):
+    if type(record) is not dict:
         return None
     keys = content.count(b'":') - content.count(b'\\":')
-    return record if keys == _count_keys(record, 1) else None
+    if not _spaced_colon(content) and keys == count_keys(record):
+        return record
+    return record if count_keys(record) >= 0 and keys_are_unique(content) else None
+
+
+def keys_are_unique(content: bytes) -> bool:
+    """Whether no object of a JSON text that orjson reads has a key twice."""
+    try:
+        json.loads(content, object_pairs_hook=_refuse_twice)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> None:
+    if len(pairs) > 1 and len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError
 
 
 def finding(
@@ -129,37 +156,22 @@ def finding(
         line=line,
         column=column,
         row=row,
-        field=field_name(problem),
+        field=place(problem.path) or None,
         hint=problem.hint,
     )
 
 
-def field_name(problem: Problem) -> str | None:
-    """The field a problem concerns, such as `chosen` or `messages[2].content`, or None."""
-    name = ""
-    for step in problem.path:
-        name += f"[{step}]" if isinstance(step, int) else f".{step}" if name else step
-    return name or None
-
-
 def blank_line(path: str, line: int) -> Finding:
     """PTC106 for a line of white space only."""
-    return Finding(path, "PTC106", "blank line, skipped", line=line, column=1)
+    return finding(path, BLANK, 1, line, None)
 
 
 def byte_order_mark(path: str, line: int | None) -> Finding:
     """PTC101 for the mark at the start of `path`."""
-    return Finding(
-        path,
-        "PTC101",
-        "UTF-8 byte-order mark at the start of the file",
-        line=line,
-        column=1,
-        hint="save as UTF-8 without BOM; `ptc validate --fix` and `ptc preprocess` strip it",
-    )
+    return finding(path, MARK, 1, line, None)
 
 
-def _json_lines(path: str, stream: IO[bytes], encoding: str | None) -> Iterator[Row]:
+def _json_lines(path: str, stream: io.BufferedReader, encoding: str | None) -> Iterator[Row]:
     row = line = 0
     try:
         for raw in stream:  # binary files end lines at 0x0A and nowhere else
@@ -183,7 +195,7 @@ def _json_lines(path: str, stream: IO[bytes], encoding: str | None) -> Iterator[
         yield ends_early(path, damage, line + 1, row)
 
 
-def _json_elements(path: str, stream: IO[bytes]) -> Iterator[Row]:
+def _json_elements(path: str, stream: io.BufferedReader) -> Iterator[Row]:
     """The objects of one JSON array, or the one object of the file, as rows from 1."""
     row = 0
     try:
@@ -225,7 +237,7 @@ def _spaced_colon(content: bytes) -> bool:
     return b'" :' in content or b'"\t:' in content or b'"\r:' in content or b'\\\\":' in content
 
 
-def _count_keys(value: Any, depth: int) -> int:
+def count_keys(value: Any, depth: int = 1) -> int:
     """Keys of all objects in `value`; hugely negative when it must be read exactly."""
     if depth > _DEEPEST:
         return _LOOK_AGAIN
@@ -236,7 +248,7 @@ def _count_keys(value: Any, depth: int) -> int:
     for item in value:
         kind = type(item)
         if kind is dict or kind is list:
-            count += _count_keys(item, depth + 1)
+            count += count_keys(item, depth + 1)
         elif kind is float and not -_INT64 < item < _INT64:
             return _LOOK_AGAIN
     return count

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
-from typing import IO, Literal
+from typing import Literal
 
 import orjson
 
@@ -51,14 +52,14 @@ def look(path: str, encoding: str | None = None) -> Look:
     return Look("jsonl", _not_lines(whole)) if suffix == ".jsonl" else Look("json")
 
 
-def _head(raw: IO[bytes]) -> bytes:
+def _head(raw: io.BufferedReader) -> bytes:
     try:
-        return raw.read(256)
+        return raw.read1(256)
     except storage.DamagedStream:
         return b""
 
 
-def _one_json_text(stream: IO[bytes]) -> str:
+def _one_json_text(stream: io.BufferedReader) -> str:
     """`array` or `object` when the stream is one JSON text over lines, else an empty string."""
     first, second = _two_lines(stream)
     if first.startswith(b"["):
@@ -71,7 +72,7 @@ def _one_json_text(stream: IO[bytes]) -> str:
     return ""
 
 
-def _two_lines(stream: IO[bytes]) -> tuple[bytes, bytes]:
+def _two_lines(stream: io.BufferedReader) -> tuple[bytes, bytes]:
     """The first two lines that are not blank, stripped; empty where there are none."""
     lines: list[bytes] = []
     try:

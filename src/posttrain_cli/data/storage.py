@@ -20,6 +20,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _PIECE = 1 << 14  # compressed bytes fed at once, so that one piece cannot expand without bound
 _BUFFER = 1 << 18
+_S3_BLOCK = 1 << 22
 _OWN_OUTPUTS = (".report.json", ".rejects.jsonl")
 
 
@@ -31,7 +32,8 @@ def expand(patterns: Sequence[str], base: Path | None = None) -> list[str]:
     """Turn what the user named into single files, in the order given.
 
     A directory stands for its data files and a glob for its matches, both in byte order of
-    their names. A name that exists is never read as a glob.
+    their names, without the reports and rejects that ptc puts beside its outputs. A name that
+    exists is never read as a glob.
 
     Args:
         patterns: local paths, globs, directories or `s3://bucket/key`.
@@ -70,30 +72,38 @@ def data_suffix(path: str) -> str:
     return Path(name).suffix
 
 
-def open_raw(path: str) -> IO[bytes]:
+def open_raw(path: str, digest: Any = None) -> io.BufferedReader:
     """Open the bytes of `path` as they are stored.
+
+    Args:
+        path: a local file or an object in a bucket.
+        digest: a hashlib object that is fed every byte that is read.
 
     Raises:
         UsageError: the file cannot be opened.
     """
     try:
         if is_remote(path):
-            stream: IO[bytes] = _s3().open(path, "rb")
-            return stream
-        return open(path, "rb", buffering=_BUFFER)
+            raw = _s3().open(path, "rb", block_size=_S3_BLOCK)
+        else:
+            raw = open(path, "rb", buffering=0)  # noqa: SIM115 closed by the reader around it
     except OSError as error:
         raise UsageError(f"cannot read `{absolute(path)}`: {error.strerror or error}") from error
+    return io.BufferedReader(raw if digest is None else _Hashed(raw, digest), _BUFFER)
 
 
-def open_bytes(path: str) -> IO[bytes]:
+def open_bytes(path: str, digest: Any = None) -> io.BufferedReader:
     """Open the bytes of `path`, decompressed when the content is gzip or zstd.
 
     All members of a joined archive are read. A stream that ends early or is corrupt raises
     `DamagedStream` from `read`, after every byte in front of the damage was handed out.
+
+    Args:
+        path: a local file or an object in a bucket.
+        digest: a hashlib object that is fed every stored byte that is read.
     """
-    raw = open_raw(path)
-    magic = raw.read(4)
-    raw.seek(0)
+    raw = open_raw(path, digest)
+    magic = raw.peek(4)
     if not magic.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
         return raw
     return io.BufferedReader(_Decompressed(raw, magic.startswith(GZIP_MAGIC)), _BUFFER)
@@ -102,7 +112,7 @@ def open_bytes(path: str) -> IO[bytes]:
 def is_compressed(path: str) -> bool:
     """Whether the content of `path` is gzip or zstd."""
     with open_raw(path) as raw:
-        return raw.read(4).startswith((GZIP_MAGIC, ZSTD_MAGIC))
+        return raw.peek(4).startswith((GZIP_MAGIC, ZSTD_MAGIC))
 
 
 def sha256(path: str) -> str:
@@ -119,6 +129,26 @@ def sha256(path: str) -> str:
 def absolute(path: str) -> str:
     """The full name of `path` for messages."""
     return path if is_remote(path) else str(Path(path).absolute())
+
+
+class _Hashed(io.RawIOBase):
+    """Bytes of a stream, hashed as they pass."""
+
+    def __init__(self, raw: Any, digest: Any) -> None:
+        self._raw = raw
+        self._digest = digest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        size: int = self._raw.readinto(buffer)
+        self._digest.update(memoryview(buffer)[:size])
+        return size
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class _Decompressed(io.RawIOBase):
@@ -193,7 +223,7 @@ def _expand_local(pattern: str, base: Path | None) -> list[str]:
     if not globbing.has_magic(name):
         return []
     matches = sorted(globbing.glob(name, recursive=True), key=os.fsencode)  # noqa: PTH207 any root
-    return [match for match in matches if Path(match).is_file()]
+    return [m for m in matches if Path(m).is_file() and not m.endswith(_OWN_OUTPUTS)]
 
 
 def _located(pattern: str, base: Path | None) -> str:

@@ -1,0 +1,122 @@
+"""Equal rows among any number of rows: 16 bytes a row in memory, on disk above 64 MB."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posttrain_cli.data.rowkeys import Keys128
+
+IN_MEMORY = 64 << 20
+_BUCKETS = 64
+_ORDER = np.uint64(1)  # the bit of a key that says which answer is preferred
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Row `row` equals row `earlier`; rows count from 0 in the order they were added."""
+
+    row: int
+    earlier: int
+    kind: Literal["duplicate", "contradiction", "leak"]
+
+
+class RowIndex:
+    """Collects the keys of rows in order and finds equal ones.
+
+    Args:
+        in_memory: bytes of keys held before they go to temporary files.
+    """
+
+    def __init__(self, in_memory: int = IN_MEMORY) -> None:
+        self._limit = in_memory
+        self._parts: list[tuple[int, Keys128]] = []
+        self._held = 0
+        self._buckets: list[IO[bytes]] = []
+        self.rows = 0
+
+    def add(self, keys: Keys128) -> None:
+        """Add the (N, 2) keys of the next N rows; a key of zeros is a row that is left out."""
+        self._parts.append((self.rows, keys))
+        self.rows += len(keys)
+        self._held += keys.nbytes
+        if self._held > self._limit:
+            self._spill()
+
+    def matches(self, reference: int = 0) -> list[Match]:
+        """All equal rows, in order of `row`.
+
+        Args:
+            reference: how many of the first rows belong to the other split: rows that equal
+                one of them leak, and they are not compared among themselves.
+        """
+        found: list[Match] = []
+        for keys, rows in self._groups():
+            found += _match(keys, rows, reference)
+        return sorted(found, key=lambda match: (match.row, match.kind))
+
+    def _groups(self) -> Iterator[tuple[Keys128, NDArray[np.int64]]]:
+        """Keys with their row numbers, equal keys always together."""
+        if self._buckets:
+            self._spill()
+            for bucket in self._buckets:
+                bucket.seek(0)
+                stored = np.frombuffer(bucket.read(), np.uint64).reshape(-1, 3)
+                yield stored[:, :2], stored[:, 2].astype(np.int64)
+        elif self._parts:
+            keys = np.concatenate([keys for _, keys in self._parts])
+            yield keys, np.arange(len(keys))
+
+    def _spill(self) -> None:
+        """Move the keys in memory to temporary files, by their highest bits."""
+        if not self._buckets:
+            self._buckets = [tempfile.TemporaryFile() for _ in range(_BUCKETS)]  # noqa: SIM115
+        for start, keys in self._parts:
+            rows = np.arange(start, start + len(keys), dtype=np.uint64)
+            stored = np.column_stack([keys, rows])
+            places = keys[:, 0] >> np.uint64(58)
+            order = np.argsort(places, kind="stable")
+            cuts = np.searchsorted(places[order], np.arange(1, _BUCKETS, dtype=np.uint64))
+            for bucket, part in zip(self._buckets, np.split(stored[order], cuts), strict=True):
+                bucket.write(part.tobytes())
+        self._parts, self._held = [], 0
+
+
+def _match(keys: Keys128, rows: NDArray[np.int64], reference: int) -> list[Match]:
+    """Matches among keys whose rows ascend."""
+    order = np.argsort(keys[:, 0], kind="stable")
+    ordered = keys[order, 0]
+    twin = np.zeros(len(order), np.bool_)
+    twin[1:] = (ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)
+    twin[:-1] |= twin[1:]
+    chosen = order[twin]
+    second = keys[chosen, 1]
+    base = second & ~_ORDER
+    fine = np.lexsort((rows[chosen], base, keys[chosen, 0]))
+    chosen, second, base = chosen[fine], second[fine], base[fine]
+    first = keys[chosen, 0]
+    new = np.ones(len(chosen), np.bool_)
+    new[1:] = (first[1:] != first[:-1]) | (base[1:] != base[:-1])
+    found: list[Match] = []
+    seen: dict[int, int] = {}  # way round of the answers → first row of the group
+    leaked: dict[int, int] = {}
+    numbers, ways = rows[chosen].tolist(), (second & _ORDER).tolist()
+    for starts, row, way in zip(new.tolist(), numbers, ways, strict=True):
+        if starts:
+            seen, leaked = {}, {}
+        if row < reference:
+            leaked.setdefault(way, row)
+            continue
+        if way in leaked:
+            found.append(Match(row, leaked[way], "leak"))
+        if way in seen:
+            found.append(Match(row, seen[way], "duplicate"))
+        elif seen:
+            found.append(Match(row, seen[1 - way], "contradiction"))
+        seen.setdefault(way, row)
+    return found

@@ -1,0 +1,178 @@
+"""Which lines of a block may hold what a JSON parser does not tell, seen by a few byte tests.
+
+Parsing alone cannot see duplicate keys, escaped control characters or control tokens. Testing
+each line for them costs more than parsing it; testing a whole block at once in numpy does not.
+The tests may suspect a clean line, which is then looked at again; they never pass a faulty one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posttrain_cli.data.contract import KNOWN_TOKENS
+
+Bytes = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
+Positions = NDArray[np.intp]
+
+_QUOTE, _COLON, _BACKSLASH, _DELETE, _BAR, _LESS, _ZERO, _F = b'":\\\x7f|<0f'
+_LOWER = 0x20  # set in the lower case of an ASCII letter, and in digits
+
+
+def token_bytes(tokens: Iterable[str]) -> tuple[bytes, ...]:
+    """The bytes under which each control text may stand in JSON, without exotic escapes.
+
+    Texts that `contract.KNOWN_TOKENS` matches are left out: their bytes are looked for anyway.
+    """
+    forms: set[bytes] = set()
+    for token in tokens:
+        if not KNOWN_TOKENS.search(token):
+            plain = json.dumps(token, ensure_ascii=False)[1:-1]
+            escaped = json.dumps(token)[1:-1]
+            forms |= {text.encode() for text in (plain, escaped, plain.replace("/", "\\/"))}
+    return tuple(sorted(forms))
+
+
+class Inspector:
+    """Looks at blocks of lines; keeps its buffers, since fresh ones cost more than the tests.
+
+    Args:
+        tokens: control texts to look for beside the well-known ones, from `token_bytes`.
+    """
+
+    def __init__(self, tokens: tuple[bytes, ...] = ()) -> None:
+        self._tokens = tokens
+        self._flags: tuple[Flags, ...] = ()
+
+    def inspect(self, block: bytes, ends: Positions) -> tuple[NDArray[np.int64], Flags]:
+        """Look at all lines of a block at once.
+
+        Args:
+            block: whole lines, each with its line feed.
+            ends: (N,) index behind the line feed of each line.
+
+        Returns:
+            (N,) keys written in each line, and (N,) whether its texts need a look for control
+            characters and control tokens. A line in which keys cannot be counted so has -1.
+        """
+        octets = np.frombuffer(block, np.uint8)
+        if not self._flags or len(self._flags[0]) < len(octets):
+            self._flags = tuple(np.zeros(len(octets), np.bool_) for _ in range(3))
+        keys = self._count_keys(octets, ends)
+        texts = np.zeros(len(ends), np.bool_)
+        for hits in (*self._escapes(octets), *self._plain(block, octets)):
+            texts[np.searchsorted(ends, hits, side="right")] = True
+        for token in self._tokens:
+            at = block.find(token)
+            while at >= 0:
+                line = int(np.searchsorted(ends, at, side="right"))
+                texts[line] = True
+                at = block.find(token, int(ends[line]))
+        return keys, texts
+
+    def _equal(self, octets: Bytes, value: int, buffer: int = 0) -> Flags:
+        """`octets == value`, in one of the three buffers."""
+        flags = self._flags[buffer][: len(octets)]
+        np.equal(octets, value, out=flags)
+        return flags
+
+    def _count_keys(self, octets: Bytes, ends: Positions) -> NDArray[np.int64]:
+        """Keys in each line: colons behind a closing quote."""
+        colons = np.flatnonzero(self._equal(octets, _COLON))
+        before, second = octets[colons - 1], octets[colons - 2]
+        quote = before == _QUOTE
+        keys = np.bincount(
+            _lines_of(colons[quote & (second != _BACKSLASH)], ends), minlength=len(ends)
+        )
+        odd = colons[quote & (second == _BACKSLASH)]
+        odd = odd[octets[odd - 3] == _BACKSLASH]
+        spaced = colons[_is_space(before)]
+        second = octets[spaced - 2]
+        spaced = spaced[_is_space(second) | (second == _QUOTE)]
+        keys[_lines_of(odd, ends)] = -1
+        keys[_lines_of(spaced, ends)] = -1
+        return keys
+
+    def _escapes(self, octets: Bytes) -> Iterator[Positions]:
+        """Where an escape may make a control character or a piece of a control token.
+
+        Valid JSON ends behind an escape with a quote and a brace at least, so the last bytes of
+        the block hold none.
+        """
+        letters = octets[1:-5]
+        escape = self._equal(octets[:-6], _BACKSLASH, 0)
+        short = self._equal(letters, ord("b"), 1)
+        short |= self._equal(letters, ord("f"), 2)
+        short &= escape
+        if short.any():
+            yield _escaped(octets, np.flatnonzero(short))
+        escape &= self._equal(letters, ord("u"), 1)
+        at = np.flatnonzero(escape)
+        high = octets[at + 2] | _LOWER
+        at = at[(high == _ZERO) | (high == _F)]
+        at = at[(octets[at + 2] | _LOWER) == (octets[at + 3] | _LOWER)]  # 00xx and ffxx
+        if len(at):
+            unit = _HEX[octets[at + 2]] << 12 | _HEX[octets[at + 3]] << 8
+            unit |= _HEX[octets[at + 4]] << 4 | _HEX[octets[at + 5]]
+            yield _escaped(octets, at[_FLAGGED[unit]])
+
+    def _plain(self, block: bytes, octets: Bytes) -> Iterator[Positions]:
+        """Where DEL or the start of a well-known control token stands unescaped."""
+        if b"\x7f" in block:
+            yield np.flatnonzero(self._equal(octets, _DELETE))
+        bars = np.flatnonzero(self._equal(octets, _BAR))
+        yield bars[octets[bars - 1] == _LESS]
+
+
+def _lines_of(positions: Positions, ends: Positions) -> Positions:
+    """The line that each position lies in."""
+    return np.searchsorted(ends, positions, side="right")
+
+
+def _escaped(octets: Bytes, at: Positions) -> Positions:
+    """Those of the backslashes `at` that are not themselves escaped."""
+    doubled = at[octets[at - 1] == _BACKSLASH]
+    if not len(doubled):
+        return at
+    keep = [index for index in doubled.tolist() if _run_before(octets, index) % 2 == 0]
+    return np.concatenate([at[octets[at - 1] != _BACKSLASH], np.array(keep, np.intp)])
+
+
+def _run_before(octets: Bytes, index: int) -> int:
+    """How many backslashes stand directly in front of `index`."""
+    count = 0
+    while index > count and octets[index - count - 1] == _BACKSLASH:
+        count += 1
+    return count
+
+
+def _is_space(octets: Bytes) -> Flags:
+    space: Flags = (octets == 0x20) | (octets == 0x09) | (octets == 0x0D)
+    return space
+
+
+def _hex_values() -> NDArray[np.uint16]:
+    values = np.zeros(256, np.uint16)
+    for digit in range(16):
+        values[ord(f"{digit:x}")] = values[ord(f"{digit:X}")] = digit
+    return values
+
+
+def _flagged_units() -> Flags:
+    """Code units whose escape needs a look: ASCII, of which tokens are made, `｜` and U+FFFD.
+
+    Left out are white space and what many writers escape as a rule (quotes, `&`, `=`, `>`).
+    """
+    flags = np.zeros(1 << 16, np.bool_)
+    flags[:0x80] = True
+    flags[[0x09, 0x0A, 0x0D, *b"\"&'=>\\"]] = False
+    flags[[ord("｜"), 0xFFFD]] = True
+    return flags
+
+
+_HEX = _hex_values()
+_FLAGGED = _flagged_units()
