@@ -32,7 +32,8 @@ class Resolved:
     Attributes:
         config: every value filled in; paths are absolute, hub ids as written.
         method: sft, dpo or ppo.
-        origins: `section.key` to `flag --lr`, `--set optim.lr`, `sft.yaml:12`, `default (LoRA)` …
+        origins: each `section.key` that the method reads, to `flag --lr`, `--set optim.lr`,
+            `sft.yaml:12`, `default (LoRA)` …
     """
 
     config: Config
@@ -72,7 +73,11 @@ def load(
     for layer in layers:
         problems += _unread(layer, chosen)
     config = _validate(given, chosen, problems)
-    origins = {key: given[key].origin if key in given else "default" for key in settings()}
+    origins = {
+        key: given[key].origin if key in given else "default"
+        for key, row in settings().items()
+        if chosen in row.methods
+    }
     if config is not None:
         config, filled = fill(config, chosen, given=given, folder=folder, problems=problems)
         origins.update(filled)

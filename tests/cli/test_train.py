@@ -140,7 +140,7 @@ def test_resume_hands_its_changes_over(
         "resume", "runs/x", "--gpus", "0", "--processes", "2", "--max-steps", "9",
         "--set", "trainer.save_interval=5", "--force",
     )  # fmt: skip
-    assert (answer.code, answer.out, answer.err) == (0, "runs/x/model\n", "")
+    assert (answer.code, answer.out, answer.err) == (0, f"{tmp_path}/runs/x/model\n", "")
     ((run, changes),) = seen
     assert run == Path("runs/x")
     assert changes.flags == {

@@ -212,12 +212,13 @@ def _report(outcome: Outcome) -> None:
     """How it ended: the model's folder on stdout, the rest for people. Only rank 0 speaks."""
     if os.environ.get("RANK", "0") != "0":
         return
-    model = outcome.run / "model"
+    run = outcome.run.absolute()
+    model = run / "model"
     if console.modes.json:
         console.emit(
             {
                 "ok": True,
-                "run": str(outcome.run),
+                "run": str(run),
                 "model": str(model),
                 "steps": outcome.steps,
                 "already_finished": outcome.already_finished,
@@ -226,5 +227,5 @@ def _report(outcome: Outcome) -> None:
         )
         return
     if not outcome.already_finished:
-        console.say(f"done: {outcome.steps:,} steps; try `ptc infer --model {outcome.run}`")
+        console.say(f"done: {outcome.steps:,} steps; try `ptc infer --model {run}`")
     console.out(str(model))

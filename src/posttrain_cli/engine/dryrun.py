@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from posttrain_cli.engine.resume import (
     refuse_shorter,
 )
 from posttrain_cli.engine.task import make_plan, template_of, total_steps
-from posttrain_cli.runs.directory import open_run, refuse_run
+from posttrain_cli.runs.directory import open_run, read_record, refuse_run
 from posttrain_cli.runs.resolve import resolve_model
 from posttrain_cli.settings import Resolved, load, value_of
 
@@ -53,7 +53,12 @@ def plan_resume(path: Path, changes: Changes, say: Say) -> dict[str, Any]:
     refuse_shorter(config, step)
     splits = inputs.check(config, say)
     refuse_other_data(run, splits, changes.force)
-    planned = _plan(resolved, Options(resume=True), splits, say)
+    first = read_record(run).get("origins", {})  # of what the run was started with
+    origins = {
+        key: first.get(key, origin) if origin.startswith(str(run.config)) else origin
+        for key, origin in resolved.origins.items()
+    }
+    planned = _plan(replace(resolved, origins=origins), Options(resume=True), splits, say)
     return planned | {"run": str(run.path), "from_step": step}
 
 
