@@ -18,6 +18,7 @@ import typer
 from posttrain_cli import __version__
 from posttrain_cli.cli import app, console
 from posttrain_cli.cli.app import COMMANDS, Command
+from posttrain_cli.diagnostics import Finding
 from posttrain_cli.errors import DataError, Interrupted, PtcError, RunError, UsageError
 
 HEAVY = ("torch", "transformers", "datasets", "polars", "vllm", "pyarrow", "peft", "pydantic")
@@ -174,10 +175,30 @@ def test_json_errors_are_one_object_on_stdout(acting: Shell) -> None:
     assert answer.code == 2
     assert answer.json() == {
         "ok": False,
-        "error": {"exit_code": 2, "message": "bad", "hint": "mend", "problems": ["x", "y"]},
+        "error": {
+            "exit_code": 2,
+            "message": "bad",
+            "hint": "mend",
+            "problems": ["x", "y"],
+            "findings": [],
+        },
     }
     assert acting(print, "act", "--nope", "--json").json()["error"]["exit_code"] == 2
     assert acting(print, "--json", "--nope").json()["error"]["exit_code"] == 2
+
+
+def test_a_data_error_shows_its_findings_up_to_a_hundred(acting: Shell) -> None:
+    places = [Finding("t.jsonl", "PTC104", "not an object", line=row) for row in range(1, 121)]
+    answer = acting(failing(DataError("120 bad rows", findings=places)), "act")
+    assert answer.code == 1
+    lines = answer.err.splitlines()
+    assert lines[0] == str(places[0])
+    assert len(lines) == 102
+    assert lines[-2:] == ["... and 20 more", "error: 120 bad rows"]
+    found = acting(failing(DataError("bad", findings=places)), "act", "--json").json()
+    assert len(found["error"]["findings"]) == 120
+    assert found["error"]["findings"][6]["line"] == 7
+    assert found["error"]["findings"][6]["severity"] == "error"
 
 
 def test_an_unexpected_error_is_one_line_and_how_to_report_it(acting: Shell) -> None:

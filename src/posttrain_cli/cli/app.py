@@ -36,7 +36,9 @@ class Command(NamedTuple):
 
 _SHELL = "posttrain_cli.cli"
 COMMANDS: tuple[Command, ...] = (
-    Command("preprocess", f"{_SHELL}.preprocess", "preprocess", "turn raw files into contract data"),
+    Command(
+        "preprocess", f"{_SHELL}.preprocess", "preprocess", "turn raw files into contract data"
+    ),
     Command("gen-synthetic", f"{_SHELL}.gen_synthetic", "gen_synthetic", "make rows from recipes"),
     Command("sft", f"{_SHELL}.train", "sft", "fine-tune a model on answers"),
     Command("train", f"{_SHELL}.train", "train", "start the trainer a config names"),

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from posttrain_cli.errors import DataError, PtcError, UsageError
 
-SHOWN_FINDINGS = 20  # of those of a DataError; --json has them all
+SHOWN_FINDINGS = 100  # of those of a DataError; --json has them all
 
 
 @dataclass(slots=True)
