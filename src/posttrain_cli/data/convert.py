@@ -311,7 +311,7 @@ def _ranked(root: Record, metadata: Record, target: Target) -> Output:
     made: Output = []
     for found in oasst.pairs(root):
         if isinstance(found, oasst.Unranked):
-            where = f"{found.answers} of the answers to turn {found.turn} have no rank"
+            where = f"turn {found.turn} has {found.answers} answers without a rank"
             made.append(Refused(NO_RANKS, where, "prompt"))
             continue
         chosen, rejected = (

@@ -23,7 +23,7 @@ class Place:
         return {"path": self.path, "line": self.line, "row": self.row, **more}
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}" if self.line else f"{self.path} row {self.row}"
+        return f"{self.path}:{self.line}" if self.line else f"{self.path}:row {self.row}"
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from posttrain_cli import __version__
 from posttrain_cli.data import storage
-from posttrain_cli.data.reasons import Reasons
+from posttrain_cli.data.reasons import Place, Reasons
 from posttrain_cli.data.refine import Drop, Steps
 from posttrain_cli.data.request import Request
 from posttrain_cli.data.spool import Flags, Spool
@@ -113,5 +113,5 @@ def summary(report: dict[str, Any]) -> list[str]:
 
 
 def _first(example: dict[str, Any]) -> str:
-    where = f"{example['path']}:{example['line'] or example['row']}"
+    where = Place(example["path"], example["row"], example["line"])
     return f"{where}: {example['message']}" if "message" in example else f"first at {where}"
