@@ -313,7 +313,7 @@ def test_a_dry_run_writes_nothing(
         cwd=tmp_path,
     )
     assert done.code == 0, done.stderr
-    plan = done.json()
+    plan = done.json()["plan"]
     assert plan["steps"] == 18
     assert plan["data"]["train"]["kept"] == 48
     assert plan["settings"]["optim.lr"] == {"value": 1e-3, "origin": "flag --lr"}
