@@ -219,13 +219,13 @@ def _find_answers(
 def _find(turns: _Turns, k: int, text: str, tokenizer: Tokenizer) -> _Answer | str:
     """Where the answer of turn `k` is in `text`, or why that cannot be told."""
     turn = turns.messages[k]
-    prompt = tokenizer.render(turns.messages[:k], generation_prompt=True)
+    head, rest = _around_answer(turns, k, tokenizer)
+    prompt = tokenizer.render(turns.messages[:k], generation_prompt=True) if k else head
     whole = tokenizer.render(turns.messages[: k + 1], generation_prompt=False)
     if not text.startswith(whole):
         return f"prints turn {k + 1} in another way once later turns follow" + _UNTOLD
     if not whole.startswith(prompt):
         return f"does not print the generation prompt in front of turn {k + 1}" + _UNTOLD
-    head, rest = _around_answer(turns, k, tokenizer)
     start = len(head) if whole.startswith(head) else len(prompt)
     if not whole[len(prompt) : start].strip():  # white space that the model has to write itself
         start = len(prompt)
