@@ -39,6 +39,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "preprocess", f"{_SHELL}.preprocess", "preprocess", "turn raw files into contract data"
     ),
+    Command("validate", f"{_SHELL}.validate", "validate", "check data files, row by row"),
     Command("gen-synthetic", f"{_SHELL}.gen_synthetic", "gen_synthetic", "make rows from recipes"),
     Command("sft", f"{_SHELL}.train", "sft", "fine-tune a model on answers"),
     Command("train", f"{_SHELL}.train", "train", "start the trainer a config names"),

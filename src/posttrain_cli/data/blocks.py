@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import orjson
 
+from posttrain_cli.data.contamination import Benchmark, Overlap
 from posttrain_cli.data.contract import Contract, check_record, has_rare, is_only_space
 from posttrain_cli.data.dedup import SLOTS, signature
 from posttrain_cli.data.encoding import BOM
@@ -25,6 +26,7 @@ from posttrain_cli.data.rowkeys import digest, row_digests, row_texts
 from posttrain_cli.data.scan import Problem
 from posttrain_cli.data.suspects import Inspector, token_bytes
 from posttrain_cli.data.tally import Tally
+from posttrain_cli.data.tokencheck import TokenChecks, check_tokens
 
 _NO_KEY = (bytes(16), bytes(16), bytes(16))
 _NO_SIGNATURE = bytes(2 * SLOTS)
@@ -38,11 +40,19 @@ class Checks:
         contract: kind, keys and control texts.
         encoding: codec the file was decoded from, for messages.
         near: whether rows get a signature, for near duplicates.
+        tokens: the tokenizer and the limit, for the token checks.
+        benchmark: what rows must not overlap.
     """
 
     contract: Contract
     encoding: str | None = None
     near: bool = False
+    tokens: TokenChecks | None = None
+    benchmark: Benchmark | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: what is derived from them is made again in each process."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @cached_property
     def inspector(self) -> Inspector:
@@ -53,6 +63,11 @@ class Checks:
     def without_texts(self) -> Contract:
         """The contract for rows whose bytes hold nothing that a text is searched for."""
         return replace(self.contract, texts=False)
+
+    @cached_property
+    def only_bytes(self) -> bool:
+        """Whether rows need no more than their bytes and fields tested."""
+        return not self.near and self.tokens is None and self.benchmark is None
 
     @cached_property
     def flat_fields(self) -> tuple[str, str, str]:
@@ -80,7 +95,7 @@ def check_lines(block: bytes, at_start: bool, checks: Checks, tally: Tally) -> N
     lines = list(io.BytesIO(block))
     ends = np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)))
     counts, looks = checks.inspector.inspect(block, ends)
-    loads, flat = orjson.loads, not checks.near
+    loads, flat = orjson.loads, checks.only_bytes
     first, second, third = checks.flat_fields
     paired = second != third
     width = 3 if paired else 2
@@ -110,6 +125,7 @@ def check_lines(block: bytes, at_start: bool, checks: Checks, tally: Tally) -> N
         tally.lines = number
         _look_again(line, record, keys, look, checks, tally)
     tally.lines = number
+    finish(checks, tally)
 
 
 def _differ(one: str, other: str) -> bool:
@@ -179,3 +195,27 @@ def add_row(
     tally.digests += row_digests(record, checks.contract)
     if checks.near:
         tally.signatures.append(signature("\n".join(texts)).tobytes())
+    overlap = checks.benchmark.find(texts) if checks.benchmark else None
+    if overlap is not None and tally.note(_overlaps(overlap), line, row, 1 if line else None):
+        tally.bad.append(row)
+    if checks.tokens is not None:
+        tally.pending.append((line, row, record))
+
+
+def finish(checks: Checks, tally: Tally) -> None:
+    """Encode the rows that wait for it, in one batch."""
+    if checks.tokens is None or not tally.pending:
+        return
+    records = [record for _, _, record in tally.pending]
+    found = check_tokens(records, checks.contract, checks.tokens)
+    for (line, row, _), problems in zip(tally.pending, found, strict=True):
+        bad = [tally.note_tokens(problem, line, row) for problem in problems]
+        if any(bad):
+            tally.bad.append(row)
+    tally.pending.clear()
+
+
+def _overlaps(overlap: Overlap) -> Problem:
+    return Problem(
+        "PTC502", str(overlap), hint="`ptc preprocess --decontaminate FILE` leaves it out"
+    )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from posttrain_cli.data import storage
-from posttrain_cli.data.blocks import add_row
+from posttrain_cli.data.blocks import add_row, finish
 from posttrain_cli.data.contract import check_record
 from posttrain_cli.data.encoding import is_utf8, transcoded
 from posttrain_cli.data.filestate import FileState
@@ -33,7 +33,10 @@ def head_kind(path: str, encoding: str | None, keys: Keys) -> Kind | None:
     rows = itertools.islice(read_rows(path, encoding), 4 * _HEAD_ROWS)
     records = (row.record for row in rows if row.record is not None)
     kinds = Counter(detect_kind(record, keys) for record in itertools.islice(records, _HEAD_ROWS))
-    return min(kinds, key=lambda kind: (-kinds[kind], kind)) if kinds else None
+    if not kinds:
+        return None
+    best: Kind = max(sorted(kinds), key=kinds.__getitem__)
+    return best
 
 
 def check_file(
@@ -118,6 +121,7 @@ def _row_results(state: FileState, rules: Rules) -> Iterator[Result]:
         tally.placed, tally.first = True, first
         for row in chunk:
             _add(row, state, rules, tally)
+        finish(rules.checks, tally)
         tally.lines = (chunk[-1].line or lines) - lines
         first, lines = first + tally.rows, lines + tally.lines
         yield tally.result()

@@ -54,6 +54,8 @@ def check_record(record: dict[str, Any], contract: Contract) -> list[Problem]:
     """Everything that is wrong or unusual in one record, in the order of its fields."""
     if contract.kind == "preference":
         return _check_preference(record, contract)
+    if contract.kind == "sft" and "input_ids" in record:
+        return _check_ids(record)
     keys = contract.keys
     name = keys.found("messages", record)
     wants_turns = record.get(name) is not None or (keys.messages != "messages" and name in record)
@@ -77,6 +79,28 @@ def is_only_space(one: str, other: str) -> bool:
     if left[:shared] != right[:shared]:
         return False
     return "".join(one.split()) == "".join(other.split())
+
+
+def _check_ids(record: dict[str, Any]) -> list[Problem]:
+    """A row that `ptc preprocess --tokenize` wrote: ids, a mask of the same length, lengths."""
+    ids, mask = record["input_ids"], record.get("loss_mask")
+    lengths = record.get("lengths")
+    for field, value in (("input_ids", ids), ("loss_mask", mask), ("lengths", lengths)):
+        if field == "loss_mask" and field not in record:
+            return [Problem("PTC201", f"field {field!r} is missing", (field,), hint=_IDS)]
+        if value is None and field == "lengths":
+            continue
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            message = f"field {field!r} is no list of integers"
+            return [Problem("PTC202", message, (field,), hint=_IDS)]
+    for field, count in (("loss_mask", len(mask or ())), ("lengths", sum(lengths or [len(ids)]))):
+        if count != len(ids):
+            message = f"field {field!r} covers {count:,} ids, expected {len(ids):,}"
+            return [Problem("PTC202", message, (field,), hint=_IDS)]
+    return []
+
+
+_IDS = "`ptc preprocess --tokenize` writes input_ids, loss_mask and lengths that fit together"
 
 
 def has_rare(text: str) -> bool:

@@ -38,6 +38,7 @@ class FileState:
     blank: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[Note] = field(default_factory=list)
+    token_notes: list[Note] = field(default_factory=list)
     late: list[Note] = field(default_factory=list)
     longest: list[tuple[int, int]] = field(default_factory=list)
     bad_rows: set[int] = field(default_factory=set)
@@ -47,18 +48,19 @@ class FileState:
     def add(self, result: Result) -> None:
         """Add the next block of the file."""
         lines, rows = (0, 0) if result.placed else (self.lines, self.rows)
-        for note in result.notes:
-            if self._has_room(self.notes):
+        for found, kept in ((result.notes, self.notes), (result.token_notes, self.token_notes)):
+            room = len(found) if self.limit is None else max(0, self.limit - len(kept))
+            for note in found[:room]:
                 line = note.line + lines if note.line is not None else None
                 row = note.row + rows if note.row is not None else None
-                self.notes.append(Note(line, row, note.column, note.problem))
+                kept.append(Note(line, row, note.column, note.problem))
         self.counts += result.counts
         if len(result.blanks):
             self.blanks.append(result.blanks + lines)
         if len(result.starts):
             self.starts.append(result.starts)
-        found = self.longest + [(size, row + self.rows) for size, row in result.longest]
-        self.longest = sorted(found, key=lambda at: (-at[0], at[1]))[:LONGEST]
+        largest = self.longest + [(size, row + self.rows) for size, row in result.longest]
+        self.longest = sorted(largest, key=lambda at: (-at[0], at[1]))[:LONGEST]
         self.blank += len(result.blanks)
         self.bad_rows.update((result.bad + rows).tolist())
         self.lines += result.lines
@@ -67,13 +69,13 @@ class FileState:
     def add_late(self, problem: Problem, row: int | None) -> None:
         """Add a finding that only the whole could tell, in the order of rows."""
         self.counts[problem.code] += 1
-        if self._has_room(self.late):
+        if self.limit is None or len(self.late) < self.limit:
             line = self.line_of(row) if row is not None else 1 if self.has_lines else None
             self.late.append(Note(line, row, 1 if line is not None else None, problem))
 
     def all_notes(self) -> list[Note]:
         """Every finding that was kept, by line (or row) and column."""
-        return sorted(self.notes + self.late, key=_position)
+        return sorted(self.notes + self.token_notes + self.late, key=_position)
 
     @property
     def has_lines(self) -> bool:
@@ -97,9 +99,6 @@ class FileState:
         """Record `row` as people name it: `train.jsonl line 17`, or its row."""
         line = self.line_of(row)
         return f"{self.path} row {row}" if line is None else f"{self.path} line {line}"
-
-    def _has_room(self, notes: list[Note]) -> bool:
-        return self.limit is None or len(notes) < self.limit
 
 
 def _position(note: Note) -> tuple[int, int]:

@@ -51,8 +51,10 @@ def row_digests(record: dict[str, Any], contract: Contract) -> tuple[bytes, byte
 
 
 def row_texts(record: dict[str, Any], contract: Contract) -> list[str]:
-    """The texts of a good record that a model sees or learns, in order."""
+    """The texts of a good record that a model sees or learns; none in a row of token ids."""
     keys = contract.keys
+    if "input_ids" in record:
+        return []
     if contract.kind == "preference":
         turns = pair(record, keys)
         messages = [*turns.prompt, *turns.chosen, *turns.rejected]

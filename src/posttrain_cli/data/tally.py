@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +39,11 @@ class Tally:
         blanks: lines that are blank.
         starts: the line where each row starts, for formats whose rows span lines.
         counts: findings by code.
-        notes: the first findings.
+        notes: the first findings, and token_notes the first of the token checks.
         digests: three a row, for `rowkeys.join`.
         sizes: bytes of text in each row, 0 for bad rows.
         signatures: near-duplicate signature of each row.
+        pending: rows that wait for the token checks: (line, row, record).
         placed: whether lines and rows count as in the file, not from the start of the block.
         first: rows of the file in front of this block, if `placed`.
     """
@@ -55,9 +57,11 @@ class Tally:
     starts: list[int] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[Note] = field(default_factory=list)
+    token_notes: list[Note] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     signatures: list[bytes] = field(default_factory=list)
+    pending: list[tuple[int | None, int, dict[str, Any]]] = field(default_factory=list)
     placed: bool = False
     first: int = 0
 
@@ -68,11 +72,18 @@ class Tally:
 
     def note(self, problem: Problem, line: int | None, row: int | None, column: int | None) -> bool:
         """Record one finding; whether it makes its row bad."""
+        return self._note(self.notes, problem, Note(line, row, column, problem))
+
+    def note_tokens(self, problem: Problem, line: int | None, row: int) -> bool:
+        """Record a finding of the token checks, which come after those of later rows."""
+        return self._note(self.token_notes, problem, Note(line, row, 1 if line else None, problem))
+
+    def _note(self, notes: list[Note], problem: Problem, note: Note) -> bool:
         if problem.code not in self.wanted:
             return False
         self.counts[problem.code] += 1
-        if self.limit is None or len(self.notes) < self.limit:
-            self.notes.append(Note(line, row, column, problem))
+        if self.limit is None or len(notes) < self.limit:
+            notes.append(note)
         return problem.code in self.errors
 
     def result(self) -> Result:
@@ -83,11 +94,12 @@ class Tally:
         return Result(
             lines=self.lines,
             rows=self.rows,
-            bad=np.array(self.bad, np.int64),
+            bad=np.unique(np.array(self.bad, np.int64)),
             blanks=np.array(self.blanks, np.int64),
             starts=np.array(self.starts, np.int64),
             counts=self.counts,
             notes=self.notes,
+            token_notes=self.token_notes,
             keys=join(self.digests),
             lengths=histogram(sizes[sizes > 0]),
             size=int(sizes.sum()),
@@ -111,6 +123,7 @@ class Result:
     starts: NDArray[np.int64]
     counts: Counter[str]
     notes: list[Note]
+    token_notes: list[Note]
     keys: Keys128
     lengths: NDArray[np.int64]
     size: int

@@ -7,6 +7,7 @@ The report does not depend on the number of workers or on where blocks are cut.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,16 +17,20 @@ from typing import Any, Literal
 from posttrain_cli.data import storage
 from posttrain_cli.data.blocks import Checks
 from posttrain_cli.data.checkfile import check_file, head_kind
+from posttrain_cli.data.contamination import Benchmark, read_benchmark
 from posttrain_cli.data.contract import Contract
 from posttrain_cli.data.filestate import FileState
-from posttrain_cli.data.reader import finding
+from posttrain_cli.data.reader import finding, read_rows
 from posttrain_cli.data.records import Keys, Kind
 from posttrain_cli.data.sniff import look
 from posttrain_cli.data.stats import Statistics
+from posttrain_cli.data.tokencheck import TokenChecks, token_statistics
 from posttrain_cli.data.whole import Whole
 from posttrain_cli.data.workers import RANGE, Rules, default_workers
 from posttrain_cli.diagnostics import CODES, Finding, select_codes
 from posttrain_cli.errors import DataError, UsageError
+
+_SAMPLE = 512  # rows whose token lengths are measured for the statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,11 @@ class ValidateOptions:
     Attributes:
         kind: of the records; auto looks at the first of each file.
         keys: names of the fields, and whether chat lists are allowed.
+        tokenizer: folder of a tokenizer; turns on the token checks.
+        template: as in `load_tokenizer`.
+        max_tokens: tokens a row may have; without a tokenizer what exceeds it is estimated.
         against: files of the other split.
+        decontaminate: benchmark files that rows must not overlap.
         near_duplicates: whether PTC304 is looked for.
         select: codes (or their beginnings) that count; all if empty.
         ignore: codes that do not count.
@@ -44,12 +53,15 @@ class ValidateOptions:
         encoding: codec of text files; UTF-8 if absent.
         workers: processes; None for one a processor.
         block_size: bytes of a file in one task.
-        max_tokens: the limit for the estimate of what training would cut.
     """
 
     kind: Literal["auto", "sft", "preference", "prompt"] = "auto"
     keys: Keys = field(default_factory=Keys)
+    tokenizer: str | None = None
+    template: str = "tokenizer"
+    max_tokens: int = 2048
     against: tuple[str, ...] = ()
+    decontaminate: tuple[str, ...] = ()
     near_duplicates: bool = False
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
@@ -58,7 +70,6 @@ class ValidateOptions:
     encoding: str | None = None
     workers: int | None = None
     block_size: int = RANGE
-    max_tokens: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,10 @@ def validate(files: Sequence[str], options: ValidateOptions | None = None) -> Re
     wanted = select_codes(options.select, options.ignore)
     errors = frozenset(c for c in wanted if options.strict or CODES[c].severity == "error")
     whole, statistics = Whole(wanted, errors), Statistics()
+    tokens = None
+    if options.tokenizer is not None:
+        tokens = TokenChecks(options.tokenizer, options.template, options.max_tokens)
+    benchmark = read_benchmark(options.decontaminate) if options.decontaminate else None
     reference: list[FileState] = []
     states: list[FileState] = []
     with ThreadPoolExecutor(1) as hasher:
@@ -144,11 +159,14 @@ def validate(files: Sequence[str], options: ValidateOptions | None = None) -> Re
                 hint="check that file by itself with `ptc validate`",
             )
         for path in files:
-            run = _Run(options, wanted, errors, whole, statistics, hasher)
+            run = _Run(options, wanted, errors, whole, statistics, hasher, tokens, benchmark)
             states.append(_read(path, base, run))
             base += states[-1].rows
     duplicates = whole.report(reference, states)
     stats = statistics.as_json(states, duplicates, options.max_tokens)
+    if tokens is not None:
+        over = sum(state.counts["PTC401"] for state in states)
+        stats["tokens"] = {"rows_over": over, **_sample_tokens(states, options, tokens)}
     return _report(states, errors, stats, options.max_findings)
 
 
@@ -162,6 +180,13 @@ class _Run:
     whole: Whole
     statistics: Statistics
     hasher: ThreadPoolExecutor
+    tokens: TokenChecks | None = None
+    benchmark: Benchmark | None = None
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Control texts of the tokenizer, if there is one."""
+        return self.tokens.tokenizer.control_texts if self.tokens else ()
 
 
 def _read(path: str, base: int, run: _Run) -> FileState:
@@ -173,8 +198,9 @@ def _read(path: str, base: int, run: _Run) -> FileState:
         kind = options.kind
     else:
         kind = None if seen.fault else head_kind(path, options.encoding, options.keys)
-    contract = Contract(kind or "sft", options.keys)
-    checks = Checks(contract, options.encoding, options.near_duplicates)
+    contract = Contract(kind or "sft", options.keys, run.controls)
+    near = options.near_duplicates
+    checks = Checks(contract, options.encoding, near, run.tokens, run.benchmark)
     rules = Rules(checks, run.wanted, run.errors, options.max_findings)
     state = FileState(path, kind, seen.format, base, options.max_findings)
     digest: Future[str] | None = None
@@ -186,6 +212,21 @@ def _read(path: str, base: int, run: _Run) -> FileState:
         run.statistics.add(result)
     state.sha256 = digest.result() if digest else state.sha256 or storage.sha256(path)
     return state
+
+
+def _sample_tokens(
+    states: list[FileState], options: ValidateOptions, tokens: TokenChecks
+) -> dict[str, Any]:
+    """Token statistics of the first good rows of the files."""
+    contract = Contract(states[0].kind or "sft", options.keys)
+    records = (
+        row.record
+        for state in states
+        if state.kind == contract.kind
+        for row in read_rows(state.path, options.encoding)
+        if row.record is not None and row.row not in state.bad_rows
+    )
+    return token_statistics(list(itertools.islice(records, _SAMPLE)), contract, tokens)
 
 
 def _report(
