@@ -336,6 +336,19 @@ def test_a_file_that_is_no_config(tmp_path: Path, content: bytes, message: str) 
     assert message in caught.value.message
 
 
+def test_a_missing_file_is_told_beside_the_other_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        settings.load(
+            "sft", flags={"optim.lr": "fast"}, config_file=tmp_path / "no.yaml", cwd=tmp_path
+        )
+    first, second = caught.value.problems
+    assert first == f"config file `{tmp_path / 'no.yaml'}` does not exist; check --config"
+    assert second == "flag --lr: expected a number > 0, got `fast`"
+    with pytest.raises(UsageError) as caught:
+        settings.load(None, flags={}, config_file=tmp_path / "no.yaml", cwd=tmp_path)
+    assert len(caught.value.problems) == 1
+
+
 def test_a_folder_is_no_config_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a directory"):
         settings.load("sft", flags={}, config_file=tmp_path, cwd=tmp_path)

@@ -63,7 +63,7 @@ def load(
     """
     folder = (cwd or Path.cwd()).absolute()
     problems: list[str] = []
-    layers = [from_file(file, problems) for file in _files(config_file, folder)]
+    layers = [_read(file, problems) for file in _files(config_file, folder)]
     layers.append(from_sets(sets, folder, problems))
     layers.append(from_flags(flags, folder, problems))
     given = {item.key: item for layer in layers for item in layer}  # a later layer wins
@@ -132,16 +132,26 @@ def _files(config_file: Path | None, folder: Path) -> list[Path]:
     return [*files, config_file] if config_file is not None else files
 
 
+def _read(file: Path, problems: list[str]) -> list[Given]:
+    """The values of a file; a file that cannot be read is a problem beside the others."""
+    try:
+        return from_file(file, problems)
+    except UsageError as exc:
+        problems.append("; ".join(part for part in (exc.message, exc.hint) if part))
+        return []
+
+
 def _method(
     method: Method | None, given: Mapping[str, Given], problems: list[str]
 ) -> Method | None:
     """The method that runs; a `trainer.type` that contradicts the command is a problem."""
     written = given.get("trainer.type")
     if method is None and written is None:
-        problems.append(
-            "`trainer.type` is missing: it says which trainer `ptc train` starts; "
-            f"set it to one of {', '.join(METHODS)} in the config"
-        )
+        if not problems:  # otherwise it may stand in what could not be read
+            problems.append(
+                "`trainer.type` is missing: it says which trainer `ptc train` starts; "
+                f"set it to one of {', '.join(METHODS)} in the config"
+            )
         return None
     if written is None or written.value is None:
         return method
