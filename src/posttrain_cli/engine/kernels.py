@@ -24,7 +24,7 @@ def use_liger(model: Any, settings: ModelConfig, device: torch.device) -> str:
         return "use_liger: Liger's kernels need a GPU, plain ones are used"
     if importlib.util.find_spec("liger_kernel") is None:
         return "use_liger: liger-kernel is not installed (`pip install 'posttrain-cli[gpu]'`)"
-    from liger_kernel.transformers.monkey_patch import (  # type: ignore[import-not-found]
+    from liger_kernel.transformers.monkey_patch import (
         _apply_liger_kernel_to_instance,
     )
 

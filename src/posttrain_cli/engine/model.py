@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from posttrain_cli.config import ModelConfig
 from posttrain_cli.engine import attention, distributed, dropout, kernels, weights
+from posttrain_cli.engine.batch import Batch
 from posttrain_cli.engine.distributed import World
+from posttrain_cli.engine.head import linear_cross_entropy
 from posttrain_cli.engine.losses import linear_logprobs
 from posttrain_cli.errors import UsageError
 from posttrain_cli.runs.resolve import ModelSource
@@ -53,10 +55,16 @@ class Policy:
     parameters: int
     note: str
 
-    def token_logprobs(self, batch: Any) -> Tensor:
-        """(P,) log-probabilities of the trained tokens of one `batch.Batch`."""
+    def token_logprobs(self, batch: Batch) -> Tensor:
+        """(P,) log-probabilities of the trained tokens of a batch."""
         self.clock.keys = batch.keys
         result: Tensor = self.module.token_logprobs(batch)  # type: ignore[operator]
+        return result
+
+    def cross_entropy(self, batch: Batch) -> Tensor:
+        """() cross-entropy summed over the trained tokens of a batch."""
+        self.clock.keys = batch.keys
+        result: Tensor = self.module.cross_entropy(batch)  # type: ignore[operator]
         return result
 
 
@@ -94,6 +102,7 @@ def build(source: ModelSource, settings: ModelConfig, world: World, seed: int) -
     clock = dropout.Clock()
     dropout.place(model, clock)
     model.token_logprobs = types.MethodType(_token_logprobs, model)
+    model.cross_entropy = types.MethodType(_cross_entropy, model)
     blocks = _blocks(model)
     kernels.compile_blocks(blocks, settings, world.device)
     _shard(model, blocks, world, dtype)
@@ -113,9 +122,20 @@ def build(source: ModelSource, settings: ModelConfig, world: World, seed: int) -
     )
 
 
-def _token_logprobs(self: Any, batch: Any) -> Tensor:
-    """Runs inside the root's forward, so that FSDP has gathered the output embedding."""
-    base = self.get_base_model() if hasattr(self, "peft_config") else self
+def _token_logprobs(self: Any, batch: Batch) -> Tensor:
+    return linear_logprobs(*_head_inputs(self, batch), batch.labels)
+
+
+def _cross_entropy(self: Any, batch: Batch) -> Tensor:
+    return linear_cross_entropy(*_head_inputs(self, batch), batch.labels)
+
+
+def _head_inputs(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Hidden states before the trained tokens, and the output embedding.
+
+    Runs inside the root's forward, so that FSDP has gathered the embedding.
+    """
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
     hidden = base.get_decoder()(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
@@ -125,7 +145,7 @@ def _token_logprobs(self: Any, batch: Any) -> Tensor:
         max_length_q=batch.max_seqlen,
         max_length_k=batch.max_seqlen,
     ).last_hidden_state[0]
-    return linear_logprobs(hidden[batch.positions], base.lm_head.weight, batch.labels)
+    return hidden[batch.positions], base.lm_head.weight
 
 
 def _on_meta(base: Path, dtype: torch.dtype, attention_name: str) -> Any:
@@ -253,7 +273,8 @@ def _shard(model: Any, blocks: list[nn.Module], world: World, dtype: torch.dtype
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    register_fsdp_forward_method(model, "token_logprobs")
+    for method in ("token_logprobs", "cross_entropy"):
+        register_fsdp_forward_method(model, method)
 
 
 def _fill(model: Any, source: ModelSource, base: Path, world: World, seed: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from posttrain_cli.data.plan import Plan, Step, deal
 from posttrain_cli.data.prepare import Prepared
 from posttrain_cli.data.tokenizer import load_tokenizer
-from posttrain_cli.engine import checkpoint, distributed, export, flops, health, losses
+from posttrain_cli.engine import checkpoint, distributed, export, flops, health
 from posttrain_cli.engine.background import BackgroundSaver
 from posttrain_cli.engine.batch import Batch, make_batch
 from posttrain_cli.engine.distributed import World
@@ -42,7 +42,7 @@ def run(task: Task, world: World, say: Callable[[str], None]) -> None:
         total=total,
         end=min(total, task.order.stop_after or total),
         work=lambda step: make_work(plan.step(step), train, task, world),
-        loss=lambda batch: losses.sft_loss(policy.token_logprobs(batch)),
+        loss=policy.cross_entropy,
         flops=flops.work_of(policy.module, policy.config, policy.lora),
         peak=flops.measure_peak(world.device, policy.dtype),
         evaluate=make_evaluation(policy, task, world),
@@ -112,7 +112,7 @@ def make_evaluation(
         with torch.no_grad():
             for group in share:
                 batch: Batch = make_batch(group, val, seed=0, step=0, device=world.device)
-                total += float(losses.sft_loss(policy.token_logprobs(batch)))
+                total += float(policy.cross_entropy(batch))
         policy.module.train()
         return {"val/loss": distributed.sums(world, [total])[0] / count}
 
