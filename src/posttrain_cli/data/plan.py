@@ -65,6 +65,7 @@ class Plan:
         self.capacity, self.batch_size = capacity, batch_size
         self.seed, self.shuffle, self.weights = seed, shuffle, weights
         self._epoch = lru_cache(maxsize=2)(self._make_epoch)
+        self._sizes: dict[int, int] = {}  # bins of the epochs seen so far
 
     def bins(self, epoch: int) -> tuple[Ints, ...]:
         """Sample indices of every bin of `epoch`, in training order."""
@@ -72,7 +73,10 @@ class Plan:
 
     def steps_in(self, epoch: int) -> int:
         """Global steps of `epoch`; the last may be shorter."""
-        return -(-len(self._epoch(0 if self.weights is None else epoch)) // self.batch_size)
+        alike = 0 if self.weights is None else epoch  # epochs with equal numbers of bins
+        if alike not in self._sizes:
+            self._sizes[alike] = len(self._epoch(alike))
+        return -(-self._sizes[alike] // self.batch_size)
 
     def total(self, epochs: int) -> int:
         """Global steps of the first `epochs` epochs."""
