@@ -12,7 +12,7 @@ from torch import Tensor
 _BLOCK = 8192
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _softmax_gradient(
     logits: Any, labels: Any, losses: Any, stride: Any, width: Any, block: tl.constexpr
 ) -> None:
