@@ -7,7 +7,7 @@ _ptc() {
   done
   COMPREPLY=()
   case "$command" in
-    "") COMPREPLY=($(compgen -W "preprocess gen-synthetic sft train resume infer doctor completion --help --version" -- "$current")) ;;
+    "") COMPREPLY=($(compgen -W "preprocess validate gen-synthetic sft train resume infer doctor completion --help --version" -- "$current")) ;;
     preprocess)
       case "$previous" in
         --out) return ;;
@@ -35,6 +35,32 @@ _ptc() {
       esac
       if [[ "$current" == -* ]]; then
         COMPREPLY=($(compgen -W "--out --kind --preset --map --chat --carry --encoding --clean --dedup --decontaminate --tokenizer --max-tokens --overlong --template --add-eos --no-add-eos --train-on --tokenize --pack --val-out --val-fraction --val-rows --seed --on-error --shard --workers --overwrite --json --quiet -q --verbose -v --debug --no-color --version --help -h" -- "$current"))
+      fi
+      ;;
+    validate)
+      case "$previous" in
+        --kind) COMPREPLY=($(compgen -W "auto sft preference prompt" -- "$current")); return ;;
+        --prompt-key) compopt +o default; return ;;
+        --response-key) compopt +o default; return ;;
+        --chosen-key) compopt +o default; return ;;
+        --rejected-key) compopt +o default; return ;;
+        --messages-key) compopt +o default; return ;;
+        --tokenizer) return ;;
+        --template) compopt +o default; return ;;
+        --max-tokens) compopt +o default; return ;;
+        --against) return ;;
+        --decontaminate) return ;;
+        --select) compopt +o default; return ;;
+        --ignore) compopt +o default; return ;;
+        --format) COMPREPLY=($(compgen -W "text json github sarif" -- "$current")); return ;;
+        --max-findings) compopt +o default; return ;;
+        --encoding) compopt +o default; return ;;
+        --out) return ;;
+        --workers) compopt +o default; return ;;
+        --explain) compopt +o default; return ;;
+      esac
+      if [[ "$current" == -* ]]; then
+        COMPREPLY=($(compgen -W "--kind --prompt-key --response-key --chosen-key --rejected-key --messages-key --chat --tokenizer --template --max-tokens --against --decontaminate --near-duplicates --select --ignore --strict --format --max-findings --encoding --fix --out --overwrite --workers --stats --explain --json --quiet -q --verbose -v --debug --no-color --version --help -h" -- "$current"))
       fi
       ;;
     gen-synthetic)
@@ -152,7 +178,7 @@ _ptc() {
         --set) compopt +o default; return ;;
       esac
       if [[ "$current" == -* ]]; then
-        COMPREPLY=($(compgen -W "--gpus --processes --epochs --max-steps --set --force --verify --json --quiet -q --verbose -v --debug --no-color --version --help -h" -- "$current"))
+        COMPREPLY=($(compgen -W "--gpus --processes --epochs --max-steps --set --force --dry-run --verify --json --quiet -q --verbose -v --debug --no-color --version --help -h" -- "$current"))
       fi
       ;;
     infer)

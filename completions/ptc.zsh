@@ -6,6 +6,7 @@ _ptc() {
   local -a commands
   commands=(
     'preprocess:turn raw files into contract data'
+    'validate:check data files, row by row'
     'gen-synthetic:make rows from recipes'
     'sft:fine-tune a model on answers'
     'train:start the trainer a config names'
@@ -47,6 +48,43 @@ _ptc() {
           '*--shard[every Nth row, from the Ith (1 to N)]:value: ' \
           '*--workers[processes \[default\: the cores, for large files\]]:value: ' \
           '*--overwrite[replace outputs]' \
+          '*--json[one JSON object on stdout]' \
+          '*--quiet[only results and problems]' \
+          '*-q[only results and problems]' \
+          '*--verbose[say more]' \
+          '*-v[say more]' \
+          '*--debug[show tracebacks]' \
+          '*--no-color[no colour (as NO_COLOR)]' \
+          '*--version[show the version]' \
+          '*--help[show the help]' \
+          '*-h[show the help]' \
+          '*:file:_files' ;;
+        validate) _arguments \
+          '*--kind[kind of record; auto looks at the first rows]:value:(auto sft preference prompt)' \
+          '*--prompt-key[field with the prompt]:value: ' \
+          '*--response-key[field with the answer]:value: ' \
+          '*--chosen-key[field with the better answer]:value: ' \
+          '*--rejected-key[field with the worse answer]:value: ' \
+          '*--messages-key[field with the conversation]:value: ' \
+          '*--chat[accept chat lists in prompt, chosen and rejected]' \
+          '*--tokenizer[turns on the token checks]:file:_files' \
+          '*--template[tokenizer, chatml, plain or a file]:value: ' \
+          '*--max-tokens[tokens a row may have]:value: ' \
+          '*--against[the other split\: rows in both are leakage]:file:_files' \
+          '*--decontaminate[benchmark\: rows that overlap it are named]:file:_files' \
+          '*--near-duplicates[also look for near duplicates]' \
+          '*--select[only these codes; PTC2 is all that start so]:value: ' \
+          '*--ignore[not these codes]:value: ' \
+          '*--strict[warnings count as errors]' \
+          '*--format[form of the findings on stdout]:value:(text json github sarif)' \
+          '*--max-findings[findings printed, 0 for all (default\: text 100)]:value: ' \
+          '*--encoding[encoding of text files, such as gbk]:value: ' \
+          '*--fix[write a copy with the safe fixes to --out]' \
+          '*--out[where --fix writes]:file:_files' \
+          '*--overwrite[replace the file --out]' \
+          '*--workers[processes (default\: one a processor)]:value: ' \
+          '*--stats[show the lengths and the longest rows]' \
+          '*--explain[tell about a code, or all, and stop]:value: ' \
           '*--json[one JSON object on stdout]' \
           '*--quiet[only results and problems]' \
           '*-q[only results and problems]' \
@@ -231,6 +269,7 @@ _ptc() {
           '*--max-steps[optimizer steps]:value: ' \
           '*--set[any setting, such as optim.eps=1e-6; repeatable]:value: ' \
           '*--force[accept changes of the data order or the model]' \
+          '*--dry-run[check everything, print the plan, write nothing]' \
           '*--verify[train the last stretch again elsewhere and compare bits]' \
           '*--json[one JSON object on stdout]' \
           '*--quiet[only results and problems]' \
