@@ -11,11 +11,12 @@ import itertools
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,22 +165,42 @@ def prepare(source: Source, tokenizer: Tokenizer, folder: Path) -> tuple[Prepare
     for leftover in (folder, temporary):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
-    counts = _write(source, tokenizer, temporary)
-    summary = {"key": key, "counts": asdict(counts)}
-    atomic_write(temporary / "summary.json", json.dumps(summary, indent=1) + "\n")
+    try:
+        counts = _write(source, tokenizer, temporary)
+        summary = {"key": key, "counts": asdict(counts)}
+        atomic_write(temporary / "summary.json", json.dumps(summary, indent=1) + "\n")
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     temporary.rename(folder)
     fsync_dir(folder.parent)
     return Prepared(folder), False
 
 
 def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> Counts:
-    """Stream every sample into the flat files of `folder`."""
+    """Write every sample to `folder`, unless something forbids to train on them."""
+    names = ["ids", "mask", "trained", "offsets", "places"]
+    names += ["weights"] if source.weight_key else []
+    with ExitStack() as stack:
+        files = {n: stack.enter_context((folder / f"{n}.bin").open("wb")) for n in names}
+        counts, findings = _stream(source, tokenizer, files)
+    _stop_on(findings, counts, source)
+    if source.weight_key and not np.fromfile(folder / "weights.bin").any():
+        raise DataError(
+            f"every `metadata.{source.weight_key}` is 0: no row would ever be trained on",
+            hint="give some rows a weight above 0, or leave data.weight_key out",
+        )
+    return counts
+
+
+def _stream(
+    source: Source, tokenizer: Tokenizer, files: Mapping[str, BinaryIO]
+) -> tuple[Counts, list[Finding]]:
+    """Append every sample to the flat files; what was counted, and what must stop the run."""
     tally: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     findings: list[Finding] = []
     longest = 0
-    names = ("ids", "mask", "trained", "offsets", "places", "weights")
-    files = {name: (folder / f"{name}.bin").open("wb") for name in names}
     files["offsets"].write(np.zeros(1, np.int64).tobytes())
     for place, record, sample in _samples(source, tokenizer):
         tally["read"] += 1
@@ -201,18 +222,7 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> Counts:
         if source.weight_key:
             weight = _weight(record, source, place)
             files["weights"].write(np.float64(weight).tobytes())
-    for stream in files.values():
-        stream.close()
-    if not source.weight_key:
-        (folder / "weights.bin").unlink()
-    counts = Counts(**tally, dropped=dict(dropped), longest=longest)
-    _stop_on(findings, counts, source)
-    if source.weight_key and not np.fromfile(folder / "weights.bin").any():
-        raise DataError(
-            f"every `metadata.{source.weight_key}` is 0: no row would ever be trained on",
-            hint="give some rows a weight above 0, or leave data.weight_key out",
-        )
-    return counts
+    return Counts(**tally, dropped=dict(dropped), longest=longest), findings
 
 
 def _samples(
