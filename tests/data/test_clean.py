@@ -34,9 +34,9 @@ def test_unchanged_text_is_the_same_object() -> None:
 
 
 def test_article_is_the_articles_function_for_every_character() -> None:
-    for code in range(sys.maxunicode + 1):
-        text = f" a{chr(code)}{chr(code)}b \n"
-        assert collapse(without_controls(text)) == articles_clean_text(text), hex(code)
+    for start in range(0, sys.maxunicode + 1, 1 << 16):
+        text = "".join(f" a{chr(code)}{chr(code)}b \n" for code in range(start, start + (1 << 16)))
+        assert collapse(without_controls(text)) == articles_clean_text(text), hex(start)
 
 
 @pytest.mark.parametrize(

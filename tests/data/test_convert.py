@@ -17,6 +17,7 @@ from posttrain_cli.data.convert import (
     Target,
     convert,
     default_kind,
+    opening,
 )
 from posttrain_cli.data.mapping import parse_maps, rename
 from posttrain_cli.data.reader import read_rows
@@ -59,7 +60,7 @@ def test_what_a_preset_makes_of_real_rows_fulfils_the_contract(preset: Any, chat
         assert len(good) >= 3, (preset, kind)
         for row in good:
             assert errors(row.record, kind, chat) == []
-            assert row.group
+            assert row.group or opening(row.record, kind, Keys(chat=chat))
 
 
 def test_gsm8k_keeps_the_worked_answer_and_names_the_number() -> None:
@@ -304,7 +305,7 @@ def test_without_a_preset_the_contract_fields_stay_as_they_are() -> None:
     assert one(record, None, "sft").record == {"question": "q", "answer": "a"}
     turns = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
     made = one(turns, None, "sft")
-    assert (made.record, made.group) == (turns, "q")
+    assert (made.record, opening(made.record, "sft", Keys())) == (turns, "q")
     assert one({"prompt": "p", "x": 1}, None, "preference").record == {"prompt": "p"}
     assert one({"question": "q", "answer": "4"}, None, "prompt").record == {"question": "q"}
 

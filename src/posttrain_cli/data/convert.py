@@ -66,6 +66,7 @@ AS_TRANSCRIPT = "turns written as one text"
 NO_RANKS = "answers without ranks"
 NO_ANSWER = "question without an answer"
 NO_PAIR = "no two answers to compare"
+_PAIR = ("prompt", "chosen", "rejected")
 _FINAL = re.compile(r"####\s*([^\n]*\S)\s*\Z")
 
 
@@ -75,12 +76,13 @@ class Made:
 
     Attributes:
         record: the contract's fields, and `metadata` if the preset knows something.
-        group: what must stay on one side of a split: the first thing the user says.
+        group: what must stay on one side of a split: the first thing the user says; None when
+            `opening` finds it in the record.
         changes: names of what was done beyond renaming fields.
     """
 
     record: Record
-    group: str
+    group: str | None = None
     changes: frozenset[str] = frozenset()
 
 
@@ -146,34 +148,30 @@ def refused(problem: Problem) -> Refused:
 def _as_it_is(record: Record, target: Target) -> Made:
     """The contract's own fields, under the names that the record has for them."""
     keys = Keys(chat=target.chat)
-    messages = keys.found("messages", record)
+    names: tuple[str, ...]
     match target.kind:
         case "preference":
-            names = [keys.prompt, keys.chosen, keys.rejected]
-        case "sft" if record.get(messages) is not None:
-            names = [messages]
+            names = _PAIR
+        case "sft" if record.get(keys.found("messages", record)) is not None:
+            names = (keys.found("messages", record),)
         case "sft":
-            names = [keys.found("prompt", record), keys.found("response", record)]
+            names = keys.found("prompt", record), keys.found("response", record)
         case "prompt":
             prompt = keys.found("prompt", record)
-            names = [prompt if prompt in record else messages]
-    fields = {name: record[name] for name in names if name in record}
-    return Made(fields, _first_said(fields, target.kind, keys))
+            names = (prompt if prompt in record else keys.found("messages", record),)
+    return Made({name: record[name] for name in names if name in record})
 
 
-def _first_said(record: Record, kind: Kind, keys: Keys) -> str:
-    """The first user turn; empty for a record that the contract check will refuse."""
-    try:
-        if kind == "sft":
-            return _opening(conversation(record, keys))
-        if kind == "prompt":
-            return _opening(prompt_messages(record, keys))
-        return _opening(pair(record, keys).prompt)
-    except Refusal:
-        return ""
+def opening(record: Record, kind: Kind, keys: Keys) -> str:
+    """The first thing the user says in a record that fulfils the contract."""
+    if kind == "sft":
+        return _first_said(conversation(record, keys))
+    if kind == "prompt":
+        return _first_said(prompt_messages(record, keys))
+    return _first_said(pair(record, keys).prompt)
 
 
-def _opening(turns: list[Message]) -> str:
+def _first_said(turns: list[Message]) -> str:
     said = [turn["content"] for turn in turns if turn["role"] == "user"]
     return str(said[0]) if said else ""
 
@@ -210,7 +208,7 @@ def _alpaca(record: Record, target: Target) -> Made:
     if not context:
         return Made({"prompt": question, "response": answer}, question)
     messages = [*turns, {"role": "assistant", "content": answer}]
-    return Made({"messages": messages}, _opening(messages))
+    return Made({"messages": messages}, _first_said(messages))
 
 
 def _earlier_turns(record: Record) -> list[Message]:
@@ -258,7 +256,7 @@ def _chat(record: Record, target: Target, field: str) -> Made:
         answer = record["chosen"]
         answers = answer if isinstance(answer, list) else [answer]
         turns += read_turns(answers, ("chosen",))
-    return Made({"messages": turns}, _opening(turns))
+    return Made({"messages": turns}, _first_said(turns))
 
 
 def _hh_rlhf(record: Record, target: Target) -> Made:
@@ -266,7 +264,7 @@ def _hh_rlhf(record: Record, target: Target) -> Made:
     turns = _dialogue(record, "chosen")
     match target.kind:
         case "sft":
-            return Made({"messages": turns}, _opening(turns))
+            return Made({"messages": turns}, _first_said(turns))
         case "prompt":
             return _prompt_row(turns[:-1], target)
     other = _dialogue(record, "rejected")
@@ -329,20 +327,20 @@ def _pair_row(sides: Pair, target: Target) -> Made:
             "chosen": sides.chosen,
             "rejected": sides.rejected,
         }
-        return Made(fields, _opening(sides.prompt))
+        return Made(fields, _first_said(sides.prompt))
     fields = {
         "prompt": transcript(_spoken(sides.prompt)),
         "chosen": _answer_text(sides.chosen),
         "rejected": _answer_text(sides.rejected),
     }
     plain = max(map(len, (sides.prompt, sides.chosen, sides.rejected))) == 1
-    return Made(fields, _opening(sides.prompt), _note(plain))
+    return Made(fields, _first_said(sides.prompt), _note(plain))
 
 
 def _prompt_row(turns: list[Message], target: Target) -> Made:
     if target.chat and len(turns) > 1:
-        return Made({"messages": turns}, _opening(turns))
-    return Made({"prompt": transcript(_spoken(turns))}, _opening(turns), _note(len(turns) == 1))
+        return Made({"messages": turns}, _first_said(turns))
+    return Made({"prompt": transcript(_spoken(turns))}, _first_said(turns), _note(len(turns) == 1))
 
 
 def _note(plain: bool) -> frozenset[str]:

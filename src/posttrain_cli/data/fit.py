@@ -64,8 +64,8 @@ class Fitted:
     """
 
     record: Record | None
-    length: int
-    trained: int
+    length: int = 0
+    trained: int = 0
     code: str = ""
     message: str = ""
     cut: bool = False

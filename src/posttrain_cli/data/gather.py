@@ -12,11 +12,16 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing import get_context
 
-from posttrain_cli.data.reader import Row, read_rows
+from posttrain_cli.data import storage
+from posttrain_cli.data.encoding import transcoded
+from posttrain_cli.data.linerows import Block, count_rows
+from posttrain_cli.data.ranges import lines_of_stream
+from posttrain_cli.data.reader import ends_early, read_rows
 from posttrain_cli.data.refine import Batch, Refiner, Steps
+from posttrain_cli.data.sniff import look
 from posttrain_cli.errors import RunError
 
-BLOCK = 512  # rows worked on at once
+ROWS = 512  # rows worked on at once in formats that are read row by row
 _AHEAD = 2  # blocks waiting for each worker
 _refiner: Refiner | None = None
 
@@ -31,8 +36,8 @@ def gather(
     """
     if workers == 1:
         refiner = Refiner(steps)
-        for path, rows in _blocks(files, encoding):
-            yield refiner.refine(path, rows)
+        for block in _blocks(files, encoding):
+            yield refiner.refine(block)
         return
     Refiner(steps)  # mistakes in the options show here, not in every worker
     pool = ProcessPoolExecutor(
@@ -40,8 +45,8 @@ def gather(
     )
     waiting: deque[Future[Batch]] = deque()
     try:
-        for path, rows in _blocks(files, encoding):
-            waiting.append(pool.submit(_refine, path, rows))
+        for block in _blocks(files, encoding):
+            waiting.append(pool.submit(_refine, block))
             if len(waiting) > _AHEAD * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -55,11 +60,28 @@ def gather(
         pool.shutdown(cancel_futures=True)
 
 
-def _blocks(files: Sequence[str], encoding: str | None) -> Iterator[tuple[str, list[Row]]]:
+def _blocks(files: Sequence[str], encoding: str | None) -> Iterator[Block]:
     for path in files:
+        seen = look(path, encoding)
+        if seen.fault is None and seen.format == "jsonl":
+            yield from _line_blocks(path, encoding)
+            continue
         rows = read_rows(path, encoding)
-        while block := list(islice(rows, BLOCK)):
-            yield path, block
+        while block := tuple(islice(rows, ROWS)):
+            yield Block(path, rows=block)
+
+
+def _line_blocks(path: str, encoding: str | None) -> Iterator[Block]:
+    """Blocks of lines; a stream that is damaged ends with a row that says so."""
+    line = row = 0
+    with storage.open_bytes(path) as raw:
+        try:
+            for lines in lines_of_stream(transcoded(raw, encoding)):
+                yield Block(path, lines, line=line, row=row, encoding=encoding)
+                line += lines.count(b"\n")
+                row += count_rows(lines)
+        except storage.DamagedStream as damage:
+            yield Block(path, rows=(ends_early(path, damage, line + 1, row),))
 
 
 def _start(steps: Steps, parent: int) -> None:
@@ -76,6 +98,6 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _refine(path: str, rows: list[Row]) -> Batch:
+def _refine(block: Block) -> Batch:
     assert _refiner is not None
-    return _refiner.refine(path, rows)
+    return _refiner.refine(block)

@@ -127,6 +127,7 @@ def _steps(request: Request, files: Sequence[str]) -> Steps:
         benchmark=benchmark,
         fit=fit_options(request, kind),
         near=request.dedup == "near",
+        split=request.splits,
         keep_refused=request.on_error == "skip",
         shard=parse_shard(request.shard),
     )

@@ -6,8 +6,8 @@ processes and the result does not depend on how.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,25 @@ import numpy as np
 from posttrain_cli.data.clean import Level, clean_value
 from posttrain_cli.data.contamination import Benchmark, texts_of
 from posttrain_cli.data.contract import Contract, check_record
-from posttrain_cli.data.convert import FIELDS, Made, Preset, Refused, Target, convert, refused
+from posttrain_cli.data.convert import (
+    FIELDS,
+    Made,
+    Preset,
+    Refused,
+    Target,
+    convert,
+    opening,
+    refused,
+)
 from posttrain_cli.data.dedup import Signatures, signature
 from posttrain_cli.data.fit import CUT, FitOptions, Fitted, Fitter
+from posttrain_cli.data.linerows import Block, LineReader, is_flat_and_good
 from posttrain_cli.data.lines import encode
 from posttrain_cli.data.mapping import Rename, carried, rename
 from posttrain_cli.data.reader import Row
 from posttrain_cli.data.reasons import Place, Reasons
 from posttrain_cli.data.records import Keys
-from posttrain_cli.data.rowkeys import row_digests
+from posttrain_cli.data.rowkeys import row_digests, row_texts
 from posttrain_cli.data.split import group_hash
 from posttrain_cli.diagnostics import CODES, Finding
 
@@ -48,6 +58,7 @@ class Steps:
         fit: token limits, or None.
         near: whether signatures for near duplicates are wanted.
         keep_refused: whether dropped rows are handed back with their records.
+        split: whether hashes of prompts are wanted.
         shard: (index from 0, number of shards).
     """
 
@@ -59,6 +70,7 @@ class Steps:
     benchmark: Benchmark | None = None
     fit: FitOptions | None = None
     near: bool = False
+    split: bool = False
     keep_refused: bool = False
     shard: tuple[int, int] = (0, 1)
 
@@ -111,7 +123,7 @@ class Batch:
         lines: kept rows as JSON.
         places: where they stand.
         digests: three for each of them, for `rowkeys.join`.
-        groups: (K,) hashes of their prompts.
+        groups: (K,) hashes of their prompts, zeros without a split.
         tokens: (K, 2) tokens and trained tokens, zeros without a tokenizer.
         signatures: (K, SLOTS), or None.
         fields: names of all fields seen.
@@ -140,7 +152,7 @@ class _Candidate:
     place: Place
     record: Record  # contract fields only
     extra: Record  # metadata and carried fields
-    group: str
+    group: str | None
     source: Record
 
 
@@ -156,36 +168,35 @@ class Refiner:
             self.fitter = Fitter(steps.fit, steps.target.kind, self.keys)
             tokens = self.fitter.tokenizer.control_texts
         self.contract = Contract(steps.target.kind, self.keys, tokens)
+        self._without_texts = replace(self.contract, texts=False)
+        self._lines = LineReader(tokens)
 
-    def refine(self, path: str, rows: Sequence[Row]) -> Batch:
-        """What comes of `rows`, which stand in this order in `path`."""
-        batch = Batch(path)
+    def refine(self, block: Block) -> Batch:
+        """What comes of the rows of `block`."""
+        batch = Batch(block.path)
         candidates: list[_Candidate] = []
-        for row in rows:
+        for row, plain in self._rows(block):
             if self._is_mine(row):
-                candidates += self._read(Place(path, row.row, row.line), row, batch)
+                candidates += self._read(Place(block.path, row.row, row.line), row, plain, batch)
         self._finish(candidates, batch)
         return batch
+
+    def _rows(self, block: Block) -> Iterable[tuple[Row, bool]]:
+        """The rows, each with whether its bytes hold nothing that texts are searched for."""
+        if block.lines is None:
+            return ((row, False) for row in block.rows)
+        return self._lines.read(block)
 
     def _is_mine(self, row: Row) -> bool:
         """Whether the row is in this shard; what makes a file useless is in every shard."""
         index, shards = self.steps.shard
-        if any(finding.code in FATAL for finding in row.findings) or row.row == 0:
+        if shards == 1 or row.row == 0 or any(f.code in FATAL for f in row.findings):
             return True
         return (row.row - 1) % shards == index
 
-    def _read(self, place: Place, row: Row, batch: Batch) -> list[_Candidate]:
+    def _read(self, place: Place, row: Row, plain: bool, batch: Batch) -> list[_Candidate]:
         """The candidates of one row; what is wrong with the row goes into the batch."""
-        faults = []
-        for finding in row.findings:
-            if finding.code == "PTC101":
-                batch.changed.add(BOM_STRIPPED, place.example())
-            elif finding.code == "PTC106":
-                batch.blank_lines += 1
-            elif finding.severity == "error":
-                faults.append(finding)
-            else:
-                batch.warnings.add(finding.code, place.example(message=finding.message))
+        faults = self._sort_out(place, row.findings, batch) if row.findings else []
         if row.record is None and not faults:
             return []  # a blank line, or a mark without a row
         batch.rows += 1
@@ -194,33 +205,46 @@ class Refiner:
             reason = Refused(first.code, first.message, first.field, first.hint)
             self._drop(place, reason, row.record, batch)
             return []
-        batch.fields.update(row.record)
+        if self.steps.carry:
+            batch.fields.update(row.record)
         source = rename(row.record, self.steps.renames)
         found = [
-            self._check(place, made, source, batch)
+            self._check(place, made, source, plain, batch)
             for made in convert(source, self.steps.preset, self.steps.target)
         ]
         return [candidate for candidate in found if candidate is not None]
 
+    def _sort_out(self, place: Place, findings: Iterable[Finding], batch: Batch) -> list[Finding]:
+        """The errors of reading; marks, blank lines and warnings are counted."""
+        faults = []
+        for finding in findings:
+            if finding.code == "PTC101":
+                batch.changed.add(BOM_STRIPPED, place.example())
+            elif finding.code == "PTC106":
+                batch.blank_lines += 1
+            elif finding.severity == "error":
+                faults.append(finding)
+            else:
+                batch.warnings.add(finding.code, place.example(message=finding.message))
+        return faults
+
     def _check(
-        self, place: Place, made: Made | Refused, source: Record, batch: Batch
+        self, place: Place, made: Made | Refused, source: Record, plain: bool, batch: Batch
     ) -> _Candidate | None:
         """Clean one converted row and hold it against the contract."""
         if isinstance(made, Refused):
             self._drop(place, made, source, batch)
             return None
-        record: Record = {}
-        changes = set(made.changes)
-        for name, value in made.record.items():
-            cleaned = clean_value(value, self.steps.clean) if name != "metadata" else None
-            record[name] = value if cleaned is None else cleaned.value
-            changes |= cleaned.changes if cleaned else set()
-        metadata = record.pop("metadata", {})
-        for problem in check_record(record, self.contract):
-            if CODES[problem.code].severity == "error":
-                self._drop(place, self._explain(refused(problem)), source, batch)
-                return None
-            batch.warnings.add(problem.code, place.example(message=problem.message))
+        metadata = made.record.pop("metadata", {})
+        plain = plain and self.steps.preset not in _JOINING
+        record, changes = self._clean(made, plain)
+        if not (plain and is_flat_and_good(record, self.steps.target.kind)):
+            contract = self._without_texts if plain else self.contract
+            for problem in check_record(record, contract):
+                if CODES[problem.code].severity == "error":
+                    self._drop(place, self._explain(refused(problem)), source, batch)
+                    return None
+                batch.warnings.add(problem.code, place.example(message=problem.message))
         if self.steps.benchmark is not None:
             overlap = self.steps.benchmark.find(texts_of(record))
             if overlap is not None:
@@ -228,8 +252,21 @@ class Refiner:
                 return None
         for change in sorted(changes):
             batch.changed.add(change, place.example())
-        extra = self._extra(place, source, set(record), metadata, batch)
+        extra = self._extra(place, source, record, metadata, batch)
         return _Candidate(place, record, extra, made.group, source)
+
+    def _clean(self, made: Made, plain: bool) -> tuple[Record, frozenset[str]]:
+        """The cleaned fields, and what was done to them."""
+        level = self.steps.clean
+        if level == "none" or (plain and level == "safe"):
+            return made.record, made.changes
+        record: Record = {}
+        changes = made.changes
+        for name, value in made.record.items():
+            cleaned = clean_value(value, level)
+            record[name] = cleaned.value
+            changes |= cleaned.changes
+        return record, changes
 
     def _explain(self, refusal: Refused) -> Refused:
         """Say which `--map` led nowhere when a renamed field is missing."""
@@ -240,11 +277,13 @@ class Refiner:
         return refusal
 
     def _extra(
-        self, place: Place, source: Record, written: set[str], metadata: Record, batch: Batch
+        self, place: Place, source: Record, written: Record, metadata: Record, batch: Batch
     ) -> Record:
         """Metadata and carried fields; fields that go nowhere are counted."""
+        if source.keys() == written.keys():
+            return {"metadata": metadata} if metadata else {}
         preset = self.steps.preset
-        read = written | set(FIELDS[preset] if preset else ())
+        read = {*written, *(FIELDS[preset] if preset else ())}
         extra = carried(source, read, self.steps.carry)
         own = source.get("metadata")
         if isinstance(own, dict):
@@ -268,10 +307,13 @@ class Refiner:
 
     def _finish(self, candidates: list[_Candidate], batch: Batch) -> None:
         """Fit the candidates and write down all that later steps need to know of each."""
-        fitted = self._fit(candidates, batch)
-        kept: list[_Candidate] = []
+        records = [{**candidate.record, **candidate.extra} for candidate in candidates]
+        fitted = [Fitted(record) for record in records]
+        if self.fitter is not None:
+            fitted = self.fitter.fit(records)
+        kept: list[tuple[_Candidate, Record]] = []
         tokens: list[tuple[int, int]] = []
-        for candidate, fit in zip(candidates, fitted, strict=True):
+        for candidate, record, fit in zip(candidates, records, fitted, strict=True):
             if fit.record is None:
                 self._drop(candidate.place, Refused(fit.code, fit.message), candidate.source, batch)
                 continue
@@ -279,21 +321,26 @@ class Refiner:
                 batch.changed.add(CUT, candidate.place.example(message=fit.message))
             elif fit.code:
                 batch.warnings.add(fit.code, candidate.place.example(message=fit.message))
-            kept.append(candidate)
+            kept.append((candidate, record))
             tokens.append((fit.length, fit.trained))
             batch.lines.append(encode(fit.record))
-        batch.places = [candidate.place for candidate in kept]
-        for candidate in kept:
-            batch.digests += row_digests({**candidate.record, **candidate.extra}, self.contract)
-        groups = [group_hash(candidate.group) for candidate in kept]
-        batch.groups = np.array(groups, np.uint64)
+        batch.places = [candidate.place for candidate, _ in kept]
+        for _, record in kept:
+            batch.digests += row_digests(record, self.contract)
+        batch.groups = np.fromiter(map(self._group, kept), np.uint64, len(kept))
         batch.tokens = np.array(tokens, np.int64).reshape(-1, 2)
         if self.steps.near:
-            found = [signature("\n".join(texts_of(candidate.record))) for candidate in kept]
+            found = [signature("\n".join(row_texts(r, self.contract))) for _, r in kept]
             batch.signatures = np.array(found, np.uint16).reshape(len(kept), -1)
 
-    def _fit(self, candidates: list[_Candidate], batch: Batch) -> list[Fitted]:
-        records = [{**candidate.record, **candidate.extra} for candidate in candidates]
-        if self.fitter is None:
-            return [Fitted(record, 0, 0) for record in records]
-        return self.fitter.fit(records)
+    def _group(self, kept: tuple[_Candidate, Record]) -> int:
+        """The hash of a row's prompt, if there will be a split."""
+        if not self.steps.split:
+            return 0
+        candidate, record = kept
+        if candidate.group is None:
+            return group_hash(opening(record, self.steps.target.kind, self.keys))
+        return group_hash(candidate.group)
+
+
+_JOINING = frozenset({"messages", "sharegpt"})  # presets that join texts end to end

@@ -100,11 +100,11 @@ class Inspector:
     def _escapes(self, octets: Bytes) -> Iterator[Positions]:
         """Where an escape may make a control character or a piece of a control token.
 
-        Valid JSON ends behind an escape with a quote and a brace at least, so the last bytes of
-        the block hold none.
+        Valid JSON ends behind an escape with a quote and a brace at least, so the last three
+        bytes of the block hold none, and the last five none of hex digits.
         """
-        letters = octets[1:-5]
-        escape = self._equal(octets[:-6], _BACKSLASH, 0)
+        letters = octets[1:-2]
+        escape = self._equal(octets[:-3], _BACKSLASH, 0)
         short = self._equal(letters, ord("b"), 1)
         short |= self._equal(letters, ord("f"), 2)
         short &= escape
@@ -112,6 +112,7 @@ class Inspector:
             yield _escaped(octets, np.flatnonzero(short))
         escape &= self._equal(letters, ord("u"), 1)
         at = np.flatnonzero(escape)
+        at = at[at < len(octets) - 5]
         high = octets[at + 2] | _LOWER
         at = at[(high == _ZERO) | (high == _F)]
         at = at[(octets[at + 2] | _LOWER) == (octets[at + 3] | _LOWER)]  # 00xx and ffxx
