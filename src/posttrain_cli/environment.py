@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from posttrain_cli import __version__
 from posttrain_cli.devices import Gpu, all_gpus, visible_gpus
@@ -75,13 +75,19 @@ def look() -> tuple[list[Check], Torch, list[Gpu]]:
 
 
 def torch_facts() -> Torch:
-    """Import torch and ask it; a failing import is a fact too."""
+    """Import torch and ask it; that it fails is a fact too."""
     if "torch" in missing("train"):
         return Torch()
     try:
         import torch
+
+        return _ask(torch)
     except (ImportError, OSError, RuntimeError) as exc:
         return Torch(broken=str(exc).splitlines()[0])
+
+
+def _ask(torch: Any) -> Torch:
+    """What the torch module says; it raises when it finds libraries that do not fit it."""
     cuda = torch.version.cuda or ""
     has_nccl = bool(cuda) and torch.distributed.is_nccl_available()
     nccl = torch.cuda.nccl.version() if has_nccl else ()
@@ -107,7 +113,7 @@ def lacking(need: str, torch: Torch, gpus: list[Gpu]) -> str:
         install = f"pip install 'posttrain-cli[{need}]'"
         return f"{', '.join(f'`{name}`' for name in names)} not installed: {install}"
     if need in ("train", "vllm") and torch.broken:
-        return f"torch cannot be imported: {torch.broken}"
+        return f"torch does not work: {torch.broken}"
     return ""
 
 
@@ -205,7 +211,7 @@ _USES = {
 def _torch(torch: Torch, gpus: list[Gpu]) -> Iterator[Check]:
     if torch.broken:
         library = re.search(r"lib\w+\.so[.\d]*", torch.broken)
-        meaning = "torch cannot start, so nothing can be trained"
+        meaning = "torch does not work, so nothing can be trained"
         if library:
             meaning += f": `{library[0]}` of the CUDA version it was built for is not found"
         yield Check(

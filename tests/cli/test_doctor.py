@@ -91,7 +91,7 @@ def test_needs_that_are_met(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> No
     assert "torch cannot use" in environment.lacking("gpu", Torch("2.13.0+cpu"), gpus)
     assert "no NVIDIA GPU" in environment.lacking("gpu", Torch("2.13.0"), [])
     assert environment.lacking("train", Torch("2.13.0"), []) == ""
-    assert "cannot be imported: x" in environment.lacking("train", Torch(broken="x"), [])
+    assert "does not work: x" in environment.lacking("train", Torch(broken="x"), [])
 
 
 def test_a_cpu_build_beside_gpus_is_a_problem() -> None:
@@ -121,6 +121,19 @@ def test_a_torch_that_fails_to_import_is_reported_not_raised(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert environment.torch_facts() == Torch(broken="libcudnn.so.8: cannot open")
+
+
+def test_a_torch_that_finds_other_libraries_is_reported_not_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version() -> int:
+        raise RuntimeError("cuDNN version incompatibility: 9.19 against 8.9\nmore")
+
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
+    monkeypatch.setattr("torch.backends.cudnn.version", version)
+    broken = "cuDNN version incompatibility: 9.19 against 8.9"
+    assert environment.torch_facts() == Torch(broken=broken)
 
 
 def test_an_old_driver_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
