@@ -97,7 +97,10 @@ def start(resolved: Resolved, options: Options, say: Say) -> Outcome:
 
         return resume(path, Changes(overrides=resolved, node=options.node), say)
     if joined.is_joined():
-        return joined.start(resolved, options, say)
+        run = RunDirectory(path)
+        return joined.take_part(
+            run, processes(config)[1], lambda: bool(set_up(resolved, options, say))
+        )
     refuse_run(path, options.overwrite)
     if options.node is not None and options.node.rank > 0:
         return _second_node(config, options, say)
@@ -146,21 +149,26 @@ def work(
     argv = [sys.executable, "-m", "posttrain_cli.engine.train", str(run.path)]
     try:
         launch(argv, count, log_dir=run.logs, env=env, follow=say, node=node)
-    except Interrupted:
-        set_state(run, "interrupted")
-        raise
     except RunError as error:
         rolled_back = _roll_back(run, config, order)
         if rolled_back is None:
-            set_state(run, "failed", error=error.message)
+            set_ended(run, error)
             raise
         say(f"{error.message}; going back once to the last checkpoint and leaving them out")
         write_order(run, rolled_back)
         return work(run, config, rolled_back, node, say)
     except PtcError as error:
-        set_state(run, "failed", error=error.message)
+        set_ended(run, error)
         raise
     return finish(run)
+
+
+def set_ended(run: RunDirectory, error: PtcError) -> None:
+    """Note in run.json that the run was stopped or failed."""
+    if isinstance(error, Interrupted):
+        set_state(run, "interrupted")
+    else:
+        set_state(run, "failed", error=error.message)
 
 
 def finish(run: RunDirectory) -> Outcome:

@@ -14,7 +14,12 @@ _BLOCK = 8192
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _softmax_gradient(
-    logits: Any, labels: Any, losses: Any, stride: Any, width: Any, block: tl.constexpr
+    logits: tl.tensor,
+    labels: tl.tensor,
+    losses: tl.tensor,
+    stride: tl.tensor,
+    width: tl.tensor,
+    block: tl.constexpr,
 ) -> None:
     """One program a row: a pass for maximum and sum, a pass that writes softmax - one-hot."""
     row = tl.program_id(0).to(tl.int64)

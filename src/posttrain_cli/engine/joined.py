@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from posttrain_cli.errors import PtcError, RunError
 from posttrain_cli.runs.directory import RunDirectory
-from posttrain_cli.settings import Resolved
 
 if TYPE_CHECKING:
-    from posttrain_cli.engine.api import Options, Outcome
+    from posttrain_cli.engine.api import Outcome
     from posttrain_cli.engine.task import Order
 
 _DAY = timedelta(days=1)
+_FINISHED = "finished"
 _HEARTBEAT = 60.0  # seconds between two words of a process that waits
 
 
@@ -29,26 +29,37 @@ def is_joined() -> bool:
     return "RANK" in os.environ
 
 
-def start(resolved: Resolved, options: Options, say: Callable[[str], None]) -> Outcome:
-    """Train as one rank of the world that is there."""
+def take_part(run: RunDirectory, gpu: bool, lay_out: Callable[[], bool]) -> Outcome:
+    """Train as one rank of the world that is there.
+
+    Args:
+        run: the run directory, on a file system that all ranks share.
+        gpu: compute on GPUs.
+        lay_out: what rank 0 does before the others go on: check, prepare, make the directory;
+            returns False when the run is finished and nothing is left to do.
+    """
     from posttrain_cli.engine import api, distributed, train
 
-    config = resolved.config
-    run = RunDirectory(api.run_path(config))
-    world = distributed.join(api.processes(config)[1])
-    failure = ""
-    mine: PtcError | None = None
+    world = distributed.join(gpu)
+    told, mine = "", None
     if world.is_main:
         try:
-            api.set_up(resolved, options, say)
+            told = "" if lay_out() else _FINISHED
         except PtcError as error:
-            mine, failure = error, error.message
-    failure = _told_by_main(failure)
+            mine, told = error, error.message
+    told = _told_by_main(told)
     if mine is not None:
         raise mine
-    if failure:
-        raise RunError(f"rank 0 could not start the run: {failure}")
-    train.body(run)
+    if told == _FINISHED:
+        return api.outcome(run, already_finished=True)
+    if told:
+        raise RunError(f"rank 0 could not start the run: {told}")
+    try:
+        train.body(run, world)
+    except PtcError as error:
+        if world.is_main:
+            api.set_ended(run, error)
+        raise
     return api.finish(run) if world.is_main else api.outcome(run)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain_cli.config import Config
 from posttrain_cli.data.tokenizer import load_tokenizer
-from posttrain_cli.engine import api, checkpoint, inputs
+from posttrain_cli.engine import api, checkpoint, inputs, joined
 from posttrain_cli.engine.api import Outcome, Say
 from posttrain_cli.engine.launch import NodePlan
 from posttrain_cli.engine.task import Order, template_of, write_order
@@ -82,19 +82,31 @@ def resume(path: Path, changes: Changes, say: Say) -> Outcome:
         Interrupted: a signal came; a checkpoint was saved.
     """
     run = open_run(path)
+    if joined.is_joined():
+        gpu = api.processes(recorded_config(run))[1]
+        return joined.take_part(run, gpu, lambda: _prepare(run, changes, say) is not None)
     with run_lock(path, say):
-        old = recorded_config(run)
-        new = changed(run, old, changes)
-        found = checkpoint.newest(run.checkpoints, say)
-        step = found.step if found is not None else 0
-        if _is_finished(run, old, new, step):
-            say(f"`{path}` is finished: {step:,} steps done, the result is in `{run.model}`")
+        ready = _prepare(run, changes, say)
+        if ready is None:
             return api.outcome(run, already_finished=True)
-        refuse_shorter(new, step)
-        order = lay_out(run, new, changes, say)
-        history = [*read_record(run).get("resumed", []), _note(step, old, new)]
-        set_state(run, "running", resumed=history)
-        return api.work(run, new, order, changes.node, say)
+        config, order = ready
+        return api.work(run, config, order, changes.node, say)
+
+
+def _prepare(run: RunDirectory, changes: Changes, say: Say) -> tuple[Config, Order] | None:
+    """Check the changes and the data and leave the orders; None when the run is finished."""
+    old = recorded_config(run)
+    new = changed(run, old, changes)
+    found = checkpoint.newest(run.checkpoints, say)
+    step = found.step if found is not None else 0
+    if _is_finished(run, old, new, step):
+        say(f"`{run.path}` is finished: {step:,} steps done, the result is in `{run.model}`")
+        return None
+    refuse_shorter(new, step)
+    order = lay_out(run, new, changes, say)
+    history = [*read_record(run).get("resumed", []), _note(step, old, new)]
+    set_state(run, "running", resumed=history)
+    return new, order
 
 
 def recorded_config(run: RunDirectory) -> Config:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from posttrain_cli.engine.worker import run_worker
 from posttrain_cli.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from posttrain_cli.engine.distributed import World
 
 
 def main() -> None:
@@ -18,20 +22,26 @@ def main() -> None:
     run_worker(lambda: body(RunDirectory(Path(sys.argv[1]))))
 
 
-def body(run: RunDirectory) -> None:
-    """Train the run as its orders say; every rank calls it."""
+def body(run: RunDirectory, world: World | None = None) -> None:
+    """Train the run as its orders say; every rank calls it.
+
+    Args:
+        run: the run directory.
+        world: the world that was joined before; None joins it.
+    """
     from posttrain_cli.engine import distributed, seeds, sft
     from posttrain_cli.engine.task import Task
 
     quiet_libraries()
     task = Task(run)
-    world = distributed.join(task.order.gpu)
+    world = world or distributed.join(task.order.gpu)
+    main = world.is_main
     seeds.set_seeds(task.config.trainer.seed)
     if task.config.trainer.deterministic:
         seeds.make_deterministic()
 
     def say(line: str) -> None:
-        if world.is_main:
+        if main:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
 
