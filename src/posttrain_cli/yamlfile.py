@@ -75,8 +75,8 @@ def read(path: Path) -> YamlFile:
         )
     for section, line, node in _pairs(root, "", problems):
         if isinstance(node, yaml.MappingNode):
-            for key, key_line, value in _pairs(node, f"{section}.", problems):
-                entries.append(Entry(section, key, _plain(value, problems), key_line, line))
+            for key, key_line, inner in _pairs(node, f"{section}.", problems):
+                entries.append(Entry(section, key, _plain(inner, problems), key_line, line))
         else:
             empty = isinstance(node, yaml.ScalarNode) and _is_null(node)
             value = None if empty else _plain(node, problems)
