@@ -41,8 +41,7 @@ def test_expand_names_everything_that_is_missing(tmp_path: Path) -> None:
     assert caught.value.problems == (
         f"`{tmp_path}/no.jsonl` does not exist",
         f"`{tmp_path}/*.csv` matches no file",
-        f"`{tmp_path}/empty` holds no data file (.jsonl, .json, .csv, .tsv, .parquet, "
-        "also .gz or .zst)",
+        f"`{tmp_path}/empty` holds no data file ({', '.join(storage.SUFFIXES)}, also .gz or .zst)",
     )
     assert "relative paths start from" in caught.value.hint
 
@@ -83,13 +82,13 @@ def test_a_cut_stream_hands_out_what_it_has_and_then_says_so(tmp_path: Path, pac
     text = b"".join(b"line %d %d\n" % (i, hash(i * 7919) % 10**9) for i in range(20000))
     path = tmp_path / "a"
     path.write_bytes(pack(text)[:-9])
-    got = b""
+    got: list[bytes] = []
     with (
         storage.open_bytes(str(path)) as stream,
         pytest.raises(storage.DamagedStream, match="the compressed stream ends early"),
     ):
-        while block := stream.read1(1 << 16):
-            got += block
+        got.extend(iter(lambda: stream.read1(1 << 16), b""))
+    got = b"".join(got)
     assert text.startswith(got)
     assert len(got) > len(text) // 2 or pack is zstandard.compress
 

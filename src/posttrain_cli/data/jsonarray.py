@@ -6,7 +6,7 @@ import codecs
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from posttrain_cli.data.encoding import BOM
 from posttrain_cli.data.scan import Problem
@@ -35,21 +35,21 @@ def elements(stream: io.BufferedReader) -> Iterator[bytes | Problem]:
         return
     text.at += 1
     text.skip_space()
-    if text.peek() != "]":
-        yield from _between_brackets(text)
+    if text.peek() != "]" and not (yield from _between_brackets(text)):
+        return
     text.at += 1
     text.skip_space()
     if text.peek():
         yield Problem("PTC103", f"found `{text.peek()}` after the end of the array")
 
 
-def _between_brackets(text: _Text) -> Iterator[bytes | Problem]:
-    """Elements up to the closing bracket, which is left in place."""
+def _between_brackets(text: _Text) -> Generator[bytes | Problem, None, bool]:
+    """Elements up to the closing bracket, which is left in place; whether there is one."""
     while True:
         element = text.take_element()
         if element is None:
             yield Problem("PTC109", "the file ends early, inside the array")
-            return
+            return False
         if element:
             yield element
         else:
@@ -61,9 +61,9 @@ def _between_brackets(text: _Text) -> Iterator[bytes | Problem]:
             text.skip_space()
             if text.peek() == "]":
                 yield Problem("PTC103", "trailing comma before `]`", hint="remove the comma")
-                return
+                return True
         elif text.peek() == "]":
-            return
+            return True
         elif text.peek() and element:
             yield Problem("PTC103", f"found `{text.peek()}`, expected `,` or `]`")
 

@@ -168,7 +168,7 @@ def blank_line(path: str, line: int) -> Finding:
 
 def byte_order_mark(path: str, line: int | None) -> Finding:
     """PTC101 for the mark at the start of `path`."""
-    return finding(path, MARK, 1, line, None)
+    return finding(path, MARK, None if line is None else 1, line, None)
 
 
 def _json_lines(path: str, stream: io.BufferedReader, encoding: str | None) -> Iterator[Row]:
@@ -218,7 +218,10 @@ def ends_early(path: str, damage: storage.DamagedStream, line: int | None, row: 
     """The row that ends a file whose stream is damaged (PTC109)."""
     message = f"{damage.message} after {row:,} whole records"
     hint = "fetch or write the file again; nothing behind this place was checked"
-    return Row(row, line, None, (Finding(path, "PTC109", message, line=line, column=1, hint=hint),))
+    column = None if line is None else 1
+    return Row(
+        row, line, None, (Finding(path, "PTC109", message, line=line, column=column, hint=hint),)
+    )
 
 
 def _not_an_object(value: Any) -> Problem:

@@ -121,9 +121,9 @@ def conversation(record: dict[str, Any], keys: Keys) -> list[Message]:
     name = keys.found("messages", record)
     if record.get(name) is not None:
         return read_turns(record[name], (name,))
-    response = keys.found("response", record)
-    answer = {"role": "assistant", "content": _text(record, response)}
-    return [*_prompt(record, keys), answer]
+    prompt = _prompt(record, keys)
+    answer = _text(record, keys.found("response", record))
+    return [*prompt, {"role": "assistant", "content": answer}]
 
 
 def prompt_messages(record: dict[str, Any], keys: Keys) -> list[Message]:

@@ -30,7 +30,8 @@ def look(path: str, encoding: str | None = None) -> Look:
 
     Parquet is known by its magic, CSV and TSV by their suffix, JSON by its first lines: a
     `.jsonl` is always lines (one JSON text in it is PTC105); under any other name a file that
-    starts as one JSON array or object is read as that.
+    starts as one JSON array or object is read as that. A `.parquet` that is neither Parquet nor
+    JSON is a damaged Parquet file.
 
     Raises:
         UsageError: the file cannot be opened, or the encoding is unknown.
@@ -38,7 +39,7 @@ def look(path: str, encoding: str | None = None) -> Look:
     suffix = storage.data_suffix(path)
     with storage.open_bytes(path) as raw:
         head = _head(raw)
-    if head.startswith(b"PAR1") or suffix == ".parquet":
+    if head.startswith(b"PAR1") or (suffix == ".parquet" and head[:1] not in (b"{", b"[")):
         return Look("parquet")
     fault = not_utf8_at_all(head) if encoding is None else None
     if suffix in (".csv", ".tsv"):
