@@ -95,7 +95,9 @@ def test_an_adapter_on_another_base_is_an_error(
 ) -> None:
     with pytest.raises(UsageError, match=r"has shape \(4, 64\), expected \(4, 128\)"):
         load(adapter, tiny_factory(hidden=128))
-    with pytest.raises(UsageError, match=r"has the unexpected `base_model\.model\.model\.layers\.1"):
+    with pytest.raises(
+        UsageError, match=r"has the unexpected `base_model\.model\.model\.layers\.1"
+    ):
         load(adapter, tiny_factory(layers=1))
 
 

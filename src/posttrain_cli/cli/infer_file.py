@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,9 @@ from posttrain_cli.cli import console
 from posttrain_cli.data import storage
 from posttrain_cli.data.answers import AnswerFile
 from posttrain_cli.data.lines import encode
-from posttrain_cli.data.questions import Question, read_questions
-from posttrain_cli.data.records import Keys
+from posttrain_cli.data.questions import Question, Unusable, read_questions
+from posttrain_cli.data.reader import finding
+from posttrain_cli.data.records import Keys, Refusal
 from posttrain_cli.diagnostics import Finding
 from posttrain_cli.errors import DataError, PtcError, UsageError
 from posttrain_cli.rewards.math import math_reward, mean_interval, share_interval
@@ -26,8 +27,6 @@ from posttrain_cli.rewards.math import math_reward, mean_interval, share_interva
 if TYPE_CHECKING:
     from posttrain_cli.rollout.protocol import Sampling
     from posttrain_cli.rollout.session import Session
-
-_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,36 +101,35 @@ def answer_file(job: Job) -> None:
 
 def _check(job: Job, path: str) -> int:
     """Count the questions, after making sure that each can be asked of each model."""
-    problems: list[str] = []
-    count = 0
+    findings: list[Finding] = []
+    count = bad = 0
     for read in read_questions(path, job.keys, job.system):
-        if not isinstance(read, Question):
-            problems += [
-                f"{_place(job, found)}: {found.code} {found.message}" for found in read.findings
-            ]
-            continue
+        found = _objections(job, read)
+        findings += (replace(each, path=job.source) for each in found)
+        bad += bool(found)
         count += 1
-        for session in job.sessions:
-            try:
-                session.prompt_ids(read.messages)
-            except PtcError as error:
-                problems.append(f"record {read.row + 1}: {error.message}")
-                break
-    for problem in problems[:_SHOWN]:
-        console.warn(problem)
-    if problems:
+    if bad:
         raise DataError(
-            f"{len(problems):,} records of `{job.source}` cannot be answered, none was",
-            hint="`ptc validate` explains each code; `ptc preprocess` repairs or leaves out rows",
+            f"{bad:,} records of `{job.source}` cannot be answered, none was",
+            hint="`ptc validate --explain CODE` explains each code; `ptc preprocess` repairs or "
+            "leaves out rows",
+            findings=findings,
         )
     if not count:
         raise DataError(f"`{job.source}` holds no records", hint="expected one JSON object a line")
     return count
 
 
-def _place(job: Job, found: Finding) -> str:
-    line = found.line is not None
-    return f"{job.source}:{found.line}" if line else f"{job.source}: row {found.row}"
+def _objections(job: Job, read: Question | Unusable) -> tuple[Finding, ...]:
+    """Why a record cannot be asked; empty if it can."""
+    if isinstance(read, Unusable):
+        return read.findings
+    try:
+        for session in job.sessions:
+            session.prompt_ids(read.messages)
+    except Refusal as refusal:
+        return (finding(job.source, refusal.problem, None, read.line, read.row + 1),)
+    return ()
 
 
 def _generate(job: Job, path: str, total: int, tally: Tally, answers: AnswerFile | None) -> None:

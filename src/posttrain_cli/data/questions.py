@@ -21,12 +21,14 @@ class Question:
         record: the input fields; `response` is called `reference` here.
         messages: the turns to answer.
         reference: text of a right answer, or empty.
+        line: where it starts in the file, from 1, or None.
     """
 
     row: int
     record: dict[str, Any]
     messages: list[Message]
     reference: str
+    line: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ def read_questions(path: str, keys: Keys, system: str = "") -> Iterator[Question
             yield Unusable((finding(path, refusal.problem, None, read.line, read.row),))
             continue
         reference = _reference(read.record, keys)
-        yield Question(row, rename_response(read.record), with_system(messages, system), reference)
+        record, turns = rename_response(read.record), with_system(messages, system)
+        yield Question(row, record, turns, reference, read.line)
         row += 1
 
 

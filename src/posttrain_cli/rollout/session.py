@@ -13,10 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from posttrain_cli.data.records import Message
+from posttrain_cli.data.records import Message, Refusal
 from posttrain_cli.data.render import render_prompt
-from posttrain_cli.data.tokenizer import Tokenizer, load_tokenizer
-from posttrain_cli.errors import DataError, UsageError
+from posttrain_cli.data.scan import Problem
+from posttrain_cli.data.tokenizer import TemplateRefusal, Tokenizer, load_tokenizer
+from posttrain_cli.errors import UsageError
 from posttrain_cli.files import sha256_file
 from posttrain_cli.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 from posttrain_cli.runs.resolve import ModelSource
@@ -50,22 +51,26 @@ class Session:
         """Ids of the prompt.
 
         Raises:
-            DataError: it does not fit: no room for an answer, or no flat text with `raw`.
-            UsageError: the template refuses these turns.
+            Refusal: no room for an answer, nothing to answer, a conversation with `raw`, or
+                turns that the template refuses.
         """
         if self.raw:
             if len(messages) != 1:
-                raise DataError("a conversation cannot be sent raw", hint="leave --raw out")
+                raise _refusal("PTC203", "a conversation cannot be sent raw", "leave --raw out")
             ids = self.tokenizer.backend.encode(messages[0]["content"]).ids
         else:
-            ids = render_prompt(list(messages), self.tokenizer)
+            try:
+                ids = render_prompt(list(messages), self.tokenizer)
+            except TemplateRefusal as error:
+                raise _refusal("PTC205", error.message, error.hint) from error
         if self.context is not None and len(ids) >= self.context:
-            raise DataError(
+            raise _refusal(
+                "PTC401",
                 f"the prompt has {len(ids):,} tokens, the model's context is {self.context:,}",
-                hint="shorten the prompt: an answer needs room, too",
+                "shorten the prompt: an answer needs room, too",
             )
         if not ids:
-            raise DataError("the prompt has no tokens", hint="write something into it")
+            raise _refusal("PTC204", "the prompt has no tokens", "write something into it")
         return ids
 
     def answer(
@@ -187,6 +192,10 @@ def choose_device(gpus: str) -> str:
             f"the engine `hf` generates on one GPU, not on {gpus}", hint="use `--gpus 1`"
         )
     return "cuda"
+
+
+def _refusal(code: str, message: str, hint: str) -> Refusal:
+    return Refusal(Problem(code, message, hint=hint))
 
 
 def _context(source: ModelSource) -> int | None:
