@@ -30,6 +30,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     Returns:
         () float32 sum; divide by the trained tokens of the global step.
     """
+    if not torch.is_grad_enabled():  # inside the function below that cannot be seen
+        hidden, weight = hidden.detach(), weight.detach()
     apply: Any = _LinearCrossEntropy.apply
     result: Tensor = apply(hidden, weight, labels)
     return result
