@@ -4,32 +4,13 @@ import random
 
 import numpy as np
 
-from posttrain_cli.data.dedup import SLOTS, first_equal, first_near, signature
-from posttrain_cli.data.rowkeys import NOTHING, Keys128, digest, join
+from posttrain_cli.data.dedup import SLOTS, first_near, signature
 
 WORDS = [f"word{i}" for i in range(3000)]
 
 
-def keys(rows: list[bytes]) -> Keys128:
-    return join([part for row in rows for part in (digest(row), NOTHING, NOTHING)])
-
-
 def document(random_: random.Random, words: int = 120) -> list[str]:
     return random_.choices(WORDS, k=words)
-
-
-def test_equal_rows_point_at_the_first_of_them() -> None:
-    found = keys([b"a", b"b", b"a", b"c", b"b", b"a"])
-    assert first_equal(found).tolist() == [0, 1, 0, 3, 1, 0]
-    assert first_equal(keys([])).tolist() == []
-
-
-def test_equal_rows_agree_with_a_dictionary_on_many_rows() -> None:
-    chosen = random.Random(1)
-    rows = [str(chosen.randrange(4000)).encode() for _ in range(10_000)]
-    seen: dict[bytes, int] = {}
-    expected = [seen.setdefault(row, index) for index, row in enumerate(rows)]
-    assert first_equal(keys(rows)).tolist() == expected
 
 
 def test_edits_of_two_percent_are_near_and_others_are_not() -> None:

@@ -1,16 +1,13 @@
-"""Exact and near duplicates over whole data sets, in numpy: a few bytes a row, same order always.
+"""Near duplicates over whole data sets, in numpy: 256 bytes a row, the same groups always.
 
-Exact duplicates have equal 128-bit keys (`rowkeys`). Near duplicates are found by a one-permutation
-MinHash over windows of 16 bytes: rows that share a band of the signature are compared, and
-count as near when at least `NEAR` of their signature values agree.
+A one-permutation MinHash over windows of 16 bytes: rows that share a band of the signature are
+compared, and count as near when at least `NEAR` of their signature values agree.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-
-from posttrain_cli.data.rowkeys import Keys128
 
 Signatures = NDArray[np.uint16]  # (N, SLOTS)
 Rows = NDArray[np.int64]
@@ -24,17 +21,6 @@ _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
 _MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
 _FINISH = np.uint64(0xBF58476D1CE4E5B9)
 _VALUE_BITS = np.uint64(57)
-
-
-def first_equal(keys: Keys128) -> Rows:
-    """(N,) for each row the first row with the same digest (itself, when it is the first)."""
-    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal digests stay in row order
-    ordered = keys[order]
-    starts = np.ones(len(keys), bool)
-    starts[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    first: Rows = np.empty(len(keys), np.int64)
-    first[order] = order[np.flatnonzero(starts)[np.cumsum(starts) - 1]]
-    return first
 
 
 def signature(text: str) -> NDArray[np.uint16]:

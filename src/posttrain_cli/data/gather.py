@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from multiprocessing import get_context
 
 from posttrain_cli.data import storage
 from posttrain_cli.data.encoding import transcoded
 from posttrain_cli.data.linerows import Block, count_rows
+from posttrain_cli.data.pool import in_order
 from posttrain_cli.data.ranges import lines_of_stream
 from posttrain_cli.data.reader import ends_early, read_rows
 from posttrain_cli.data.refine import Batch, Refiner, Steps
 from posttrain_cli.data.sniff import look
-from posttrain_cli.errors import RunError
 
 ROWS = 512  # rows worked on at once in formats that are read row by row
-_AHEAD = 2  # blocks waiting for each worker
-_refiner: Refiner | None = None
 
 
 def gather(
@@ -34,30 +26,11 @@ def gather(
     Raises:
         RunError: a worker process was killed.
     """
-    if workers == 1:
-        refiner = Refiner(steps)
-        for block in _blocks(files, encoding):
-            yield refiner.refine(block)
-        return
-    Refiner(steps)  # mistakes in the options show here, not in every worker
-    pool = ProcessPoolExecutor(
-        workers, get_context("spawn"), initializer=_start, initargs=(steps, os.getpid())
-    )
-    waiting: deque[Future[Batch]] = deque()
-    try:
-        for block in _blocks(files, encoding):
-            waiting.append(pool.submit(_refine, block))
-            if len(waiting) > _AHEAD * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool as error:
-        raise RunError(
-            "a worker process ended before its work was done",
-            hint="it was probably killed for memory; try fewer `--workers`",
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return in_order(partial(_refine_with, steps), _blocks(files, encoding), workers)
+
+
+def _refine_with(steps: Steps) -> Callable[[Block], Batch]:
+    return Refiner(steps).refine
 
 
 def _blocks(files: Sequence[str], encoding: str | None) -> Iterator[Block]:
@@ -82,22 +55,3 @@ def _line_blocks(path: str, encoding: str | None) -> Iterator[Block]:
                 row += count_rows(lines)
         except storage.DamagedStream as damage:
             yield Block(path, rows=(ends_early(path, damage, line + 1, row),))
-
-
-def _start(steps: Steps, parent: int) -> None:
-    """Prepare a worker process, which ends when its parent is gone."""
-    global _refiner
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _refiner = Refiner(steps)
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
-def _refine(block: Block) -> Batch:
-    assert _refiner is not None
-    return _refiner.refine(block)

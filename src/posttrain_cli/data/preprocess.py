@@ -25,6 +25,7 @@ from posttrain_cli.data.convert import Target, default_kind
 from posttrain_cli.data.gather import gather
 from posttrain_cli.data.lines import decode, encode
 from posttrain_cli.data.mapping import parse_maps, rename
+from posttrain_cli.data.pool import default_workers
 from posttrain_cli.data.reader import read_rows
 from posttrain_cli.data.reasons import title
 from posttrain_cli.data.records import Kind
@@ -147,7 +148,7 @@ def _worker_count(files: Sequence[str]) -> int:
     local = [path for path in files if not storage.is_remote(path)]
     if sum(Path(path).stat().st_size for path in local) < _FILE_FOR_PROCESSES:
         return 1
-    return len(os.sched_getaffinity(0))
+    return default_workers()
 
 
 def _count(batch: Batch, counts: Counts, request: Request) -> None:

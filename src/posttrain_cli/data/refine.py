@@ -123,9 +123,9 @@ class Batch:
         lines: kept rows as JSON.
         places: where they stand.
         digests: three for each of them, for `rowkeys.join`.
-        groups: (K,) hashes of their prompts, zeros without a split.
-        tokens: (K, 2) tokens and trained tokens, zeros without a tokenizer.
-        signatures: (K, SLOTS), or None.
+        groups: (K,) hashes of their prompts, if there is a split.
+        tokens: (K, 2) tokens and trained tokens, if there is a tokenizer.
+        signatures: (K, SLOTS), if near duplicates are wanted.
         fields: names of all fields seen.
     """
 
@@ -327,16 +327,16 @@ class Refiner:
         batch.places = [candidate.place for candidate, _ in kept]
         for _, record in kept:
             batch.digests += row_digests(record, self.contract)
-        batch.groups = np.fromiter(map(self._group, kept), np.uint64, len(kept))
-        batch.tokens = np.array(tokens, np.int64).reshape(-1, 2)
+        if self.steps.split:
+            batch.groups = np.fromiter(map(self._group, kept), np.uint64, len(kept))
+        if self.fitter is not None:
+            batch.tokens = np.array(tokens, np.int64).reshape(-1, 2)
         if self.steps.near:
             found = [signature("\n".join(row_texts(r, self.contract))) for _, r in kept]
             batch.signatures = np.array(found, np.uint16).reshape(len(kept), -1)
 
     def _group(self, kept: tuple[_Candidate, Record]) -> int:
-        """The hash of a row's prompt, if there will be a split."""
-        if not self.steps.split:
-            return 0
+        """The hash of a row's prompt."""
         candidate, record = kept
         if candidate.group is None:
             return group_hash(opening(record, self.steps.target.kind, self.keys))

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from posttrain_cli.data.dedup import Rows, first_equal, first_near
+from posttrain_cli.data.dedup import Rows, first_near
 from posttrain_cli.data.refine import Drop
 from posttrain_cli.data.split import validation_rows
 from posttrain_cli.data.spool import Flags, Spool
@@ -28,7 +28,11 @@ def without_duplicates(spool: Spool, dedup: Dedup) -> tuple[Flags, list[Repeat]]
     alive = np.ones(len(spool), bool)
     if dedup == "none":
         return alive, []
-    drops = _drop(spool, alive, first_equal(spool.keys), "PTC303", "same as")
+    first = np.arange(len(spool))
+    for match in spool.index.matches():
+        if match.kind == "duplicate":
+            first[match.row] = match.earlier
+    drops = _drop(spool, alive, first, "PTC303", "same as")
     if dedup == "near":
         rows = np.flatnonzero(alive)
         first = np.arange(len(spool))

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posttrain_cli.data.dedup import SLOTS, Signatures
+from posttrain_cli.data.index import RowIndex
 from posttrain_cli.data.lines import decode
 from posttrain_cli.data.reasons import Place
 from posttrain_cli.data.refine import Batch
-from posttrain_cli.data.rowkeys import Keys128, join
+from posttrain_cli.data.rowkeys import join
 
 Flags = NDArray[np.bool_]
 _BLOCK = 1 << 20
@@ -39,13 +40,13 @@ class Spool:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.index = RowIndex()  # finds equal rows
         self._stream = nameless_file(folder)
         self._sizes: list[NDArray[np.int64]] = []
         self._places: list[NDArray[np.int64]] = []
-        self._keys: list[Keys128] = []
-        self._groups: list[NDArray[np.uint64]] = []
-        self._tokens: list[NDArray[np.int64]] = []
-        self._signatures: list[Signatures] = []
+        self._groups: list[Any] = []
+        self._tokens: list[Any] = []
+        self._signatures = nameless_file(folder)
         self._files: dict[str, int] = {}
 
     def add(self, batch: Batch) -> None:
@@ -59,34 +60,33 @@ class Spool:
             for at in batch.places
         ]
         self._places.append(np.array(places, np.int64))
-        self._keys.append(join(batch.digests))
-        self._groups.append(batch.groups)
-        self._tokens.append(batch.tokens)
+        self.index.add(join(batch.digests))
+        for column, values in ((self._groups, batch.groups), (self._tokens, batch.tokens)):
+            if values is not None:
+                column.append(values)
         if batch.signatures is not None:
-            self._signatures.append(batch.signatures)
+            self._signatures.write(batch.signatures.tobytes())
 
     def __len__(self) -> int:
         return sum(map(len, self._sizes))
 
     @property
-    def keys(self) -> Keys128:
-        """(N, 2) what makes rows equal."""
-        return np.concatenate([np.zeros((0, 2), np.uint64), *self._keys])
-
-    @property
     def groups(self) -> NDArray[np.uint64]:
-        """(N,) hashes of the prompts."""
+        """(N,) hashes of the prompts, if there is a split."""
         return np.concatenate([np.zeros(0, np.uint64), *self._groups])
 
     @property
     def tokens(self) -> NDArray[np.int64]:
-        """(N, 2) tokens before any cut, and trained tokens."""
+        """(N, 2) tokens before any cut, and trained tokens, if there is a tokenizer."""
         return np.concatenate([np.zeros((0, 2), np.int64), *self._tokens])
 
     @property
     def signatures(self) -> Signatures:
-        """(N, SLOTS) near-duplicate signatures."""
-        return np.concatenate([np.zeros((0, SLOTS), np.uint16), *self._signatures])
+        """(N, SLOTS) near-duplicate signatures, if they are wanted."""
+        if not len(self):
+            return np.zeros((0, SLOTS), np.uint16)
+        self._signatures.flush()
+        return np.memmap(self._signatures, np.uint16, "r").reshape(-1, SLOTS)
 
     def places(self, rows: Any) -> list[Place]:
         """Where the rows with these numbers stood."""
@@ -127,3 +127,5 @@ class Spool:
     def close(self) -> None:
         """Give the disk space back."""
         self._stream.close()
+        self._signatures.close()
+        self.index.close()

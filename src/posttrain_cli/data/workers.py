@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import collections
-import multiprocessing
-import os
-import signal
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from posttrain_cli.data.blocks import Checks, check_lines
+from posttrain_cli.data.pool import in_order
 from posttrain_cli.data.ranges import lines_of_range
 from posttrain_cli.data.tally import Result, Tally
-from posttrain_cli.errors import RunError
 
 RANGE = 16 << 20  # bytes of a file in one task
 SMALL = 8 << 20  # files below this are not worth a pool
-_AHEAD = 2  # tasks a worker may have waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +39,6 @@ class Block:
     lines: bytes | None = None
 
 
-def default_workers() -> int:
-    """The processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def ranges(path: str, size: int, block: int) -> list[Block]:
     """The byte ranges of a local file of `size` bytes."""
     return [Block(path, start, min(start + block, size)) for start in range(0, size, block)]
@@ -74,39 +63,8 @@ def check_blocks(blocks: Iterable[Block], rules: Rules, workers: int) -> Iterato
     Raises:
         RunError: a worker process was killed, most likely for memory.
     """
-    if workers <= 1:
-        for block in blocks:
-            yield check_block(block, rules)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, _start, (rules,)) as pool:
-        waiting: collections.deque[Future[Result]] = collections.deque()
-        try:
-            for block in blocks:
-                waiting.append(pool.submit(_run, block))
-                if len(waiting) >= workers * _AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except BrokenProcessPool as error:
-            raise RunError(
-                "a worker process was killed while it read the data",
-                hint="the machine may be out of memory: try --workers 1",
-            ) from error
-        finally:
-            for future in waiting:
-                future.cancel()
+    return in_order(partial(_check_with, rules), blocks, workers)
 
 
-_rules: Rules | None = None  # of this worker process
-
-
-def _start(rules: Rules) -> None:
-    global _rules
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops the pool
-    _rules = rules
-
-
-def _run(block: Block) -> Result:
-    assert _rules is not None
-    return check_block(block, _rules)
+def _check_with(rules: Rules) -> Callable[[Block], Result]:
+    return partial(check_block, rules=rules)
