@@ -49,7 +49,7 @@ class RowIndex:
             self._spill()
 
     def matches(self, reference: int = 0) -> list[Match]:
-        """All equal rows, in order of `row`.
+        """All equal rows, in order of `row`; the index is closed then.
 
         Args:
             reference: how many of the first rows belong to the other split: rows that equal
@@ -58,7 +58,14 @@ class RowIndex:
         found: list[Match] = []
         for keys, rows in self._groups():
             found += _match(keys, rows, reference)
+        self.close()
         return sorted(found, key=lambda match: (match.row, match.kind))
+
+    def close(self) -> None:
+        """Give back memory and temporary files."""
+        for bucket in self._buckets:
+            bucket.close()
+        self._parts, self._buckets = [], []
 
     def _groups(self) -> Iterator[tuple[Keys128, NDArray[np.int64]]]:
         """Keys with their row numbers, equal keys always together."""

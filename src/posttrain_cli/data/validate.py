@@ -20,13 +20,14 @@ from posttrain_cli.data.checkfile import check_file, head_kind
 from posttrain_cli.data.contamination import Benchmark, read_benchmark
 from posttrain_cli.data.contract import Contract
 from posttrain_cli.data.filestate import FileState
+from posttrain_cli.data.pool import default_workers
 from posttrain_cli.data.reader import finding, read_rows
 from posttrain_cli.data.records import Keys, Kind
 from posttrain_cli.data.sniff import look
 from posttrain_cli.data.stats import Statistics
 from posttrain_cli.data.tokencheck import TokenChecks, token_statistics
 from posttrain_cli.data.whole import Whole
-from posttrain_cli.data.workers import RANGE, Rules, default_workers
+from posttrain_cli.data.workers import RANGE, Rules
 from posttrain_cli.diagnostics import CODES, Finding, select_codes
 from posttrain_cli.errors import DataError, UsageError
 
@@ -141,28 +142,20 @@ def validate(files: Sequence[str], options: ValidateOptions | None = None) -> Re
         raise UsageError("no files to check", hint="ptc validate FILE...")
     wanted = select_codes(options.select, options.ignore)
     errors = frozenset(c for c in wanted if options.strict or CODES[c].severity == "error")
-    whole, statistics = Whole(wanted, errors), Statistics()
-    tokens = None
+    statistics, tokens, benchmark = Statistics(), None, None
     if options.tokenizer is not None:
         tokens = TokenChecks(options.tokenizer, options.template, options.max_tokens)
-    benchmark = read_benchmark(options.decontaminate) if options.decontaminate else None
-    reference: list[FileState] = []
+    if options.decontaminate:
+        benchmark = read_benchmark(options.decontaminate)
     states: list[FileState] = []
-    with ThreadPoolExecutor(1) as hasher:
-        for path in options.against:
-            run = _Run(options, frozenset(), frozenset(), whole, Statistics(), hasher)
-            reference.append(_read(path, sum(state.rows for state in reference), run))
+    with Whole(wanted, errors) as whole, ThreadPoolExecutor(1) as hasher:
+        reference = _read_reference(options, whole, hasher)
         base = sum(state.rows for state in reference)
-        if options.against and base == sum(len(state.bad_rows) for state in reference):
-            raise DataError(
-                f"no row of {', '.join(f'`{path}`' for path in options.against)} can be compared",
-                hint="check that file by itself with `ptc validate`",
-            )
+        run = _Run(options, wanted, errors, whole, statistics, hasher, tokens, benchmark)
         for path in files:
-            run = _Run(options, wanted, errors, whole, statistics, hasher, tokens, benchmark)
             states.append(_read(path, base, run))
             base += states[-1].rows
-    duplicates = whole.report(reference, states)
+        duplicates = whole.report(reference, states)
     stats = statistics.as_json(states, duplicates, options.max_tokens)
     if tokens is not None:
         over = sum(state.counts["PTC401"] for state in states)
@@ -187,6 +180,22 @@ class _Run:
     def controls(self) -> tuple[str, ...]:
         """Control texts of the tokenizer, if there is one."""
         return self.tokens.tokenizer.control_texts if self.tokens else ()
+
+
+def _read_reference(
+    options: ValidateOptions, whole: Whole, hasher: ThreadPoolExecutor
+) -> list[FileState]:
+    """Take in the rows of the other split, which is not checked itself."""
+    reference: list[FileState] = []
+    run = _Run(options, frozenset(), frozenset(), whole, Statistics(), hasher)
+    for path in options.against:
+        reference.append(_read(path, sum(state.rows for state in reference), run))
+    if options.against and whole.comparable == 0:
+        raise DataError(
+            f"no row of {', '.join(f'`{path}`' for path in options.against)} can be compared",
+            hint="check that file by itself with `ptc validate`",
+        )
+    return reference
 
 
 def _read(path: str, base: int, run: _Run) -> FileState:

@@ -17,22 +17,35 @@ from posttrain_cli.data.tally import Result
 
 
 class Whole:
-    """Gathers the keys and signatures of all rows in order.
+    """Gathers the keys and signatures of all rows in order; a context that frees them.
 
     Args:
         wanted: the codes that count.
         errors: the codes that make a row bad.
+
+    Attributes:
+        comparable: rows that have a key.
     """
 
     def __init__(self, wanted: frozenset[str], errors: frozenset[str]) -> None:
         self._wanted = wanted
         self._errors = errors
         self._index = RowIndex()
+        self.comparable = 0
         self._signatures: IO[bytes] | None = None
+
+    def __enter__(self) -> Whole:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._index.close()
+        if self._signatures is not None:
+            self._signatures.close()
 
     def add(self, result: Result) -> None:
         """Add the rows of the next block."""
         self._index.add(result.keys)
+        self.comparable += int(np.count_nonzero(result.keys[:, 0]))
         if result.signatures:
             if self._signatures is None:
                 self._signatures = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as self
