@@ -20,6 +20,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,9 +42,9 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 # What must not differ between the two runs; speed and memory may.
 EXACT = ("step", "epoch", "train/loss", "train/lr", "train/grad_norm", "train/tokens", "val/loss")
 TRAINING = (
-    "--lora-rank", "16", "--lora-dropout", "0.05", "--lr", "5e-4", "--max-steps", str(STEPS),
-    "--batch-size", "2", "--max-length", "512", "--save-interval", str(SAVE_EVERY),
-    "--log-interval", "5", "--gpus", "0",
+    "--lora-rank", "16", "--lora-dropout", "0.05", "--max-steps", str(STEPS), "--batch-size", "2",
+    "--max-length", "512", "--save-interval", str(SAVE_EVERY), "--log-interval", "5",
+    "--gpus", "0", "--overwrite",
 )  # fmt: skip
 
 
@@ -120,7 +121,8 @@ def prepare_data() -> None:
 
 def train(model: Path) -> tuple[int, int]:
     """Train twice at once, kill one run and resume it: (last step seen, step it went on from)."""
-    data = ("--model", model, "--train", "train.jsonl", "--val", "val.jsonl", "--overwrite")
+    rate = "5e-3" if model.name == "tiny" else "5e-4"  # random weights bear larger steps
+    data = ("--model", model, "--train", "train.jsonl", "--val", "val.jsonl", "--lr", rate)
     with chapter(f"tune twice: one run is killed after step {KILL_AFTER}, one is left in peace"):
         unbroken = start_ptc(
             "sft", *data, *TRAINING, "--output-dir", "unbroken", log="unbroken.log"
@@ -152,6 +154,8 @@ def kill_in_the_middle(process: subprocess.Popen[bytes], run: Path) -> int:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and all that it started, if it is still there."""
+    if process.poll() is not None:
+        return
     workers = descendants(process.pid)
     for pid in [process.pid, *workers]:
         try:
@@ -178,7 +182,7 @@ def ask(model: Path) -> None:
     with chapter("ask both models two test questions"):
         ptc("infer", "--model", model, "--compare", "killed", "--input", "questions.jsonl",
             "--out", "answers.jsonl", "--temperature", "0", "--max-new-tokens", "120",
-            "--reward", "math", "--gpus", "0", "--overwrite")  # fmt: skip
+            "--gpus", "0", "--overwrite")  # fmt: skip
 
 
 def report(story: Story) -> int:
@@ -191,7 +195,7 @@ def report(story: Story) -> int:
     after = unbroken[-1]["val/loss"]
     speeds = sorted(line["train/tokens_per_second"] for line in unbroken)
     proofs = {
-        "validation loss fell": after < before - 0.05,
+        "validation loss fell": after < before - 0.1,
         "every step once, in order": [line["step"] for line in resumed] == steps(),
         "losses resumed = unbroken": exact(resumed) == exact(unbroken),
         "adapter resumed = unbroken": adapter_sha("killed") == adapter_sha("unbroken"),
@@ -220,15 +224,16 @@ def report(story: Story) -> int:
 
 
 def answers_table() -> Any:
-    """The questions with both answers, one column a model."""
+    """The questions with both answers, one column a model, long ones shortened."""
     from rich.table import Table
 
-    table = Table(
-        "question", "before", "after", title="answers", title_justify="left", show_lines=True
-    )
+    table = Table(title="answers", title_justify="left", show_lines=True)
+    for heading in ("question", "before", "after"):
+        table.add_column(heading, ratio=1)
     for line in Path("answers.jsonl").read_text(encoding="utf-8").split("\n")[:-1]:
         record = json.loads(line)
-        table.add_row(record["question"], record["response"], record["compare_response"])
+        texts = (record["question"], record["response"], record["compare_response"])
+        table.add_row(*(textwrap.shorten(text, 400, placeholder=" …") for text in texts))
     return table
 
 

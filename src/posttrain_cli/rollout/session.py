@@ -128,7 +128,9 @@ class Session:
         files = (record.get("model") or {}).get("files") or {}
         if base is None or "config.json" not in files:  # a whole model, or started on an adapter
             return
-        if any(_differs(base / name, entry) for name, entry in files.items()):
+        weights = {n: entry for n, entry in files.items() if n.endswith(".safetensors")}
+        weights["config.json"] = files["config.json"]
+        if any(_differs(base / name, entry) for name, entry in weights.items()):
             yield f"base model `{base}`"
 
     def identity(self) -> dict[str, Any]:
