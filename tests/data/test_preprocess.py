@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from posttrain_cli.data.clean import CONTROLS_REMOVED, SPACE_COLLAPSED
-from posttrain_cli.data.contract import Contract, check_record
 from posttrain_cli.data.preprocess import beside, preprocess
 from posttrain_cli.data.reader import read_rows
+from posttrain_cli.data.records import Keys
 from posttrain_cli.data.refine import BOM_STRIPPED
 from posttrain_cli.data.request import Request
+from posttrain_cli.data.validate import ValidateOptions, validate
 from posttrain_cli.diagnostics import CODES
 from posttrain_cli.errors import DataError, UsageError
 
@@ -406,18 +407,39 @@ def test_chat_lists_need_chat(tmp_path: Path) -> None:
     assert read(tmp_path / "out.jsonl")[0] == pair
 
 
-def test_outputs_of_fixtures_fulfil_the_contract(tmp_path: Path) -> None:
-    for preset, name in (("gsm8k", "gsm8k.jsonl"), ("hh-rlhf", "hh_rlhf.jsonl.gz")):
-        for suffix in ("jsonl", "parquet"):
-            out = tmp_path / f"{preset}.{suffix}"
-            report = run(
-                tmp_path, inputs=(str(FIXTURES / name),), preset=preset, out=out, on_error="skip"
-            )
-            rows = read(out)
-            assert len(rows) == report["kept"] == report["outputs"][0]["rows"]
-            for row in rows:
-                found = check_record(row, Contract(report["kind"]))
-                assert not [p for p in found if CODES[p.code].severity == "error"]
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gsm8k.jsonl", {"preset": "gsm8k"}),
+        ("gsm8k.jsonl", {"preset": "gsm8k", "kind": "prompt"}),
+        ("hh_rlhf.jsonl.gz", {"preset": "hh-rlhf"}),
+        ("hh_rlhf.jsonl.gz", {"preset": "hh-rlhf", "chat": True}),
+        ("oasst_trees.jsonl", {"preset": "oasst"}),
+        ("oasst_trees.jsonl", {"preset": "oasst", "kind": "preference"}),
+        ("dpo_zh.json", {"preset": "sharegpt"}),
+        ("glaive_toolcall.json", {"preset": "sharegpt", "carry": ("all",)}),
+        ("identity.json", {"preset": "alpaca"}),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_every_output_passes_validate(
+    tmp_path: Path, name: str, options: dict[str, Any], suffix: str
+) -> None:
+    out = tmp_path / f"out.{suffix}"
+    report = run(
+        tmp_path,
+        inputs=(str(FIXTURES / name),),
+        out=out,
+        on_error="skip",
+        dedup="exact",
+        **options,
+    )
+    keys = Keys(chat=options.get("chat", False))
+    verdict = validate([str(out)], ValidateOptions(keys=keys, workers=1))
+    assert verdict.ok
+    assert not verdict.counts.get("PTC303")
+    assert verdict.files[0].kind == report["kind"]
+    assert verdict.files[0].good_rows == report["kept"]
 
 
 def test_outputs_must_not_be_inputs_or_there_already(tmp_path: Path) -> None:

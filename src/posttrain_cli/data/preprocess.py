@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ from posttrain_cli.errors import DataError, UsageError, did_you_mean
 
 Report = dict[str, Any]
 _SHOWN = 100  # errors that are listed when the run stops for them
+_HEAD = 64  # rows that decide which kind a data set is of
 _FILE_FOR_PROCESSES = 32 << 20  # input bytes from which several processes pay off
 
 
@@ -135,13 +138,14 @@ def _steps(request: Request, files: Sequence[str]) -> Steps:
 
 
 def _first_kind(request: Request, files: Sequence[str]) -> Kind:
-    """The kind of the first row that can be read."""
+    """The kind of most of the first rows that can be read."""
     renames = parse_maps(request.maps)
-    for path in files:
-        for row in read_rows(path, request.encoding):
-            if row.record is not None:
-                return default_kind(request.preset, rename(row.record, renames))
-    return "sft"
+    rows = (row for path in files for row in read_rows(path, request.encoding))
+    records = (row.record for row in islice(rows, 4 * _HEAD) if row.record is not None)
+    kinds = Counter(
+        default_kind(request.preset, rename(record, renames)) for record in islice(records, _HEAD)
+    )
+    return min(kinds, key=lambda kind: (-kinds[kind], kind), default="sft")
 
 
 def _worker_count(files: Sequence[str]) -> int:
