@@ -67,9 +67,7 @@ def make(target: Path, dtype: str = "float32", wheel: Path | None = None) -> boo
     if target.exists() and not (target / SOURCE).is_file() and any(target.iterdir()):
         raise RunError(f"`{target}` is there and was not made by this script: name another folder")
     _require_packages()
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+    os.environ["TQDM_DISABLE"] = "1"  # before transformers is imported
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".make-smollm2-", dir=target.parent) as temporary:
         work = Path(temporary)
