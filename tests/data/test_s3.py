@@ -69,7 +69,9 @@ def _wait(address: str) -> None:
 
 def _put(url: str, body: bytes) -> None:
     kind = {"Content-Type": "application/octet-stream"}
-    urllib.request.urlopen(urllib.request.Request(url, body, kind, method="PUT"), timeout=60).close()
+    urllib.request.urlopen(
+        urllib.request.Request(url, body, kind, method="PUT"), timeout=60
+    ).close()
 
 
 def test_objects_globs_and_folders_are_read(bucket: str) -> None:
@@ -89,7 +91,9 @@ def test_validate_reads_objects_and_hashes_them(bucket: str) -> None:
     _put(f"{bucket}/bad.jsonl", TEXT + b'{"prompt": "p", "response": 3}\n')
     report = validate(["s3://data/bad.jsonl"], ValidateOptions())
     assert report.counts == {"PTC202": 1}
-    assert [(f.path, f.line, f.column) for f in report.findings] == [("s3://data/bad.jsonl", 51, 29)]
+    assert [(f.path, f.line, f.column) for f in report.findings] == [
+        ("s3://data/bad.jsonl", 51, 29)
+    ]
     assert (report.files[0].rows, report.files[0].bad_rows) == (51, 1)
     assert report.files[0].sha256 == storage.sha256("s3://data/bad.jsonl")
 

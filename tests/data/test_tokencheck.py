@@ -47,14 +47,11 @@ def test_rows_over_the_limit_and_rows_without_an_answer_left(tiny_model: Path) -
 
 def test_the_verdict_is_that_of_encoding_every_row(tiny_model: Path) -> None:
     random.seed(3)
-    words = ["a", "hello", "的", "😀", "<|im_end|>", "\n\n", "  ", "def f():", "<think>", "x" * 40]
-    records = [
-        {
-            "prompt": "q " + " ".join(random.choices(words, k=random.randrange(1, 40))),
-            "response": "r" * n,
-        }
-        for n in range(1, 300, 3)
-    ]
+    words = ["a", "hello", "的", "😀", "<|im_end|>", "\n\n", "  ", "def f():", "x" * 40, "<think>"]
+    records = []
+    for n in range(1, 300, 3):
+        text = " ".join(random.choices(words[: 10 if n % 2 else 5], k=random.randrange(1, 40)))
+        records.append({"prompt": f"q {text} q", "response": "r" * n})
     checks = TokenChecks(str(tiny_model), max_tokens=200)
     turns = [conversation(record, Keys()) for record in records]
     rendered = render_conversations(turns, checks.tokenizer, checks.policy)
