@@ -61,12 +61,12 @@ def shape_of(source: ModelSource, config: Config) -> Shape:
     tensors = headers(folder)
     parameters = sum(_size(shape) for shape in tensors.values())
     trained = parameters
-    rank = config.model.lora_rank
+    rank, targets = config.model.lora_rank, config.model.target_modules
     if source.adapter is not None:
         found = json.loads((source.adapter / "adapter_config.json").read_text(encoding="utf-8"))
-        rank = int(found["r"])
+        rank, targets = int(found["r"]), found["target_modules"]
     if rank:
-        trained = sum(rank * sum(shape) for shape in _targets(tensors, config))
+        trained = sum(rank * sum(shape) for shape in _targets(tensors, targets))
     return Shape(
         parameters + (trained if rank else 0),
         trained,
@@ -80,7 +80,11 @@ def shape_of(source: ModelSource, config: Config) -> Shape:
 def headers(folder: Path) -> dict[str, list[int]]:
     """Name and shape of every tensor in a folder's safetensors files, from their headers alone."""
     shapes: dict[str, list[int]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    listed = folder / "model.safetensors.index.json"
+    paths = set(folder.glob("*.safetensors"))
+    if listed.is_file():  # other files may hold the same weights under other names
+        paths = {folder / name for name in json.loads(listed.read_bytes())["weight_map"].values()}
+    for path in sorted(paths):
         with path.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             header = json.loads(stream.read(length))
@@ -126,9 +130,8 @@ def available(gpu: bool, devices: int) -> float:
     return int(lines["MemAvailable"].split()[0]) * 1024 / devices
 
 
-def _targets(tensors: dict[str, list[int]], config: Config) -> list[list[int]]:
+def _targets(tensors: dict[str, list[int]], wanted: str | list[str]) -> list[list[int]]:
     """Shapes of the matrices that LoRA is put beside."""
-    wanted = config.model.target_modules
     names = [wanted] if isinstance(wanted, str) else wanted
     inside = {
         name: shape for name, shape in tensors.items() if ".layers." in name and len(shape) == 2
