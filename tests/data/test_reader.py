@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import csv
 import gzip
 import json
+import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -283,3 +285,18 @@ def test_parquet_is_known_by_its_magic(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     pq.write_table(pa.table({"a": ["x"]}), path)
     assert [row.record for row in read_rows(str(path))] == [{"a": "x"}]
+
+
+def test_csv_cells_come_back_as_they_were_written(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    pieces = ["a", '"', ",", "\n", "\r\n", "é", "\u2028", "\x1c", " ", "NA", "007", ""]
+    rows = [["".join(rng.choices(pieces, k=rng.randrange(5))) for _ in "abc"] for _ in range(5000)]
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream, quoting=csv.QUOTE_ALL).writerows(["abc", *rows])
+    read = list(read_rows(str(path)))
+    assert [list(row.record.values()) for row in read if row.record] == rows
+    line = 2
+    for row, cells in zip(read, rows, strict=True):
+        assert row.line == line
+        line += 1 + sum(cell.count("\n") for cell in cells)
