@@ -10,7 +10,7 @@ complete -c ptc -n __fish_use_subcommand -f -a infer -d 'ask a model: prompts, a
 complete -c ptc -n __fish_use_subcommand -f -a doctor -d 'look at this machine'
 complete -c ptc -n __fish_use_subcommand -f -a completion -d 'print a completion script'
 complete -c ptc -n '__fish_seen_subcommand_from preprocess' -l out -r -F -d 'output: .jsonl[.gz|.zst], .parquet'
-complete -c ptc -n '__fish_seen_subcommand_from preprocess' -l kind -x -a 'auto sft preference prompt' -d 'kind of rows to make; auto follows the preset or the first row'
+complete -c ptc -n '__fish_seen_subcommand_from preprocess' -l kind -x -a 'auto sft preference prompt' -d 'kind of rows to make; auto follows the preset or the first rows'
 complete -c ptc -n '__fish_seen_subcommand_from preprocess' -l preset -x -a 'gsm8k alpaca sharegpt messages hh-rlhf oasst article' -d 'layout of the input'
 complete -c ptc -n '__fish_seen_subcommand_from preprocess' -l map -x -d 'rename a field; OLD may be a path; repeatable'
 complete -c ptc -n '__fish_seen_subcommand_from preprocess' -l chat -d 'keep turns as lists'

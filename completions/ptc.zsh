@@ -22,7 +22,7 @@ _ptc() {
       case $line[1] in
         preprocess) _arguments \
           '*--out[output\: .jsonl\[.gz|.zst\], .parquet]:file:_files' \
-          '*--kind[kind of rows to make; auto follows the preset or the first row]:value:(auto sft preference prompt)' \
+          '*--kind[kind of rows to make; auto follows the preset or the first rows]:value:(auto sft preference prompt)' \
           '*--preset[layout of the input]:value:(gsm8k alpaca sharegpt messages hh-rlhf oasst article)' \
           '*--map[rename a field; OLD may be a path; repeatable]:value: ' \
           '*--chat[keep turns as lists]' \

@@ -417,6 +417,7 @@ def test_chat_lists_need_chat(tmp_path: Path) -> None:
         ("oasst_trees.jsonl", {"preset": "oasst"}),
         ("oasst_trees.jsonl", {"preset": "oasst", "kind": "preference"}),
         ("dpo_zh.json", {"preset": "sharegpt"}),
+        ("dpo_zh.json", {"preset": "sharegpt", "kind": "prompt", "chat": True}),
         ("glaive_toolcall.json", {"preset": "sharegpt", "carry": ("all",)}),
         ("identity.json", {"preset": "alpaca"}),
     ],

@@ -11,16 +11,18 @@ from posttrain_cli.cli import console
 
 
 def gen_synthetic(
-    out: Annotated[Path, typer.Option(help=".jsonl, .jsonl.gz, .jsonl.zst or .parquet")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help=".jsonl, .jsonl.gz, .jsonl.zst or .parquet")
+    ],
     kind: Annotated[
         Literal["sft", "preference", "prompt"], typer.Option(help="kind of the rows")
     ] = "sft",
-    n: Annotated[int, typer.Option("--n", min=1, help="number of rows")] = 100,
+    n: Annotated[int, typer.Option("--n", metavar="N", min=1, help="number of rows")] = 100,
     recipe: Annotated[
         Literal["capitals", "arithmetic", "format", "extraction", "dialogue", "mixed"],
         typer.Option(help="what the rows are about"),
     ] = "mixed",
-    seed: Annotated[int, typer.Option(min=0, help="same seed, same bytes")] = 42,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="same seed, same bytes")] = 42,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace FILE")] = False,
 ) -> None:
     """Make synthetic rows without a model: deterministic, with answers that can be checked.

@@ -17,7 +17,7 @@ def preprocess(
     out: Annotated[Path, typer.Option(metavar="FILE", help="output: .jsonl[.gz|.zst], .parquet")],
     kind: Annotated[
         Literal["auto", "sft", "preference", "prompt"],
-        typer.Option(help="kind of rows to make; auto follows the preset or the first row"),
+        typer.Option(help="kind of rows to make; auto follows the preset or the first rows"),
     ] = "auto",
     preset: Annotated[
         Literal["gsm8k", "alpaca", "sharegpt", "messages", "hh-rlhf", "oasst", "article"] | None,
@@ -55,7 +55,7 @@ def preprocess(
         Path | None, typer.Option(metavar="DIR", help="folder with a tokenizer.json")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="tokens a row may have  [default: 2048]")
+        int | None, typer.Option(metavar="N", min=1, help="tokens a row may have  [default: 2048]")
     ] = None,
     overlong: Annotated[
         Literal["keep", "drop", "truncate", "error"] | None,
@@ -84,10 +84,14 @@ def preprocess(
         Path | None, typer.Option(metavar="FILE", help="validation rows, no prompt on both sides")
     ] = None,
     val_fraction: Annotated[
-        float | None, typer.Option(help="share of the rows for validation")
+        float | None, typer.Option(metavar="F", help="share of the rows for validation")
     ] = None,
-    val_rows: Annotated[int | None, typer.Option(min=1, help="rows for validation")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="seeds the split")] = 42,
+    val_rows: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="rows for validation")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="seeds the split")
+    ] = 42,
     on_error: Annotated[
         Literal["fail", "skip"],
         typer.Option(help="bad rows: stop, or leave them out and list them"),
@@ -96,7 +100,8 @@ def preprocess(
         str | None, typer.Option(metavar="I/N", help="every Nth row, from the Ith (1 to N)")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="processes  [default: the cores, for large files]")
+        int | None,
+        typer.Option(metavar="N", min=1, help="processes  [default: the cores, for large files]"),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace outputs")] = False,
 ) -> None:

@@ -338,8 +338,8 @@ def _pair_row(sides: Pair, target: Target) -> Made:
 
 
 def _prompt_row(turns: list[Message], target: Target) -> Made:
-    if target.chat and len(turns) > 1:
-        return Made({"messages": turns}, _first_said(turns))
+    if target.chat:
+        return Made({"prompt": turns}, _first_said(turns))
     return Made({"prompt": transcript(_spoken(turns))}, _first_said(turns), _note(len(turns) == 1))
 
 

@@ -111,14 +111,15 @@ def is_flat_and_good(record: Record, kind: Kind) -> bool:
 
     False means that the contract check must look.
     """
-    texts = [record.get(name) for name in _FLAT[kind]]
+    texts: list[Any] = [record.get(name) for name in _FLAT[kind]]
     for text in texts:
         if not isinstance(text, str) or not text or text.isspace() or has_rare(text):
             return False
     if kind != "preference":
         return True
-    chosen, rejected = texts[1], texts[2]
-    assert isinstance(chosen, str) and isinstance(rejected, str)
+    _, chosen, rejected = texts
+    if chosen[0] != rejected[0] and not (chosen[0].isspace() or rejected[0].isspace()):
+        return True
     return chosen != rejected and not is_only_space(chosen, rejected)
 
 

@@ -145,7 +145,7 @@ class Batch:
     fields: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Candidate:
     """A row that passed the contract check."""
 
