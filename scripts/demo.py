@@ -115,7 +115,7 @@ def prepare_data() -> None:
     """Raw rows to contract data, checked against the validation split."""
     with chapter("raw rows to training data"):
         ptc("preprocess", EXAMPLES / "train.jsonl", "--preset", "gsm8k", "--out", "train.jsonl",
-            "--val-rows", "24", "--val-out", "val.jsonl", "--overwrite")  # fmt: skip
+            "--val-rows", "16", "--val-out", "val.jsonl", "--overwrite")  # fmt: skip
         ptc("validate", "train.jsonl", "--against", "val.jsonl")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from posttrain_cli.errors import RunError
 from posttrain_cli.rollout.hf import HFEngine, cut_answer, pad_left
 from posttrain_cli.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 
@@ -139,6 +140,18 @@ def test_streaming_gives_the_same_ids_and_stops_when_closed(model: Any) -> None:
 def test_a_failure_while_streaming_reaches_the_reader(model: Any) -> None:
     with pytest.raises(IndexError):
         list(engine(model).stream(Request(0, [1_000_000]), GREEDY))
+
+
+def test_out_of_memory_says_what_to_lower(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(**_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(model, "generate", exhausted)
+    with pytest.raises(
+        RunError, match="out of memory with 2 sequences of up to 20 tokens"
+    ) as caught:
+        list(engine(model, 2).generate(REQUESTS[:2], GREEDY))
+    assert caught.value.hint == "lower --batch-size or --max-new-tokens"
 
 
 def test_engine_keeps_to_the_protocol(model: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from posttrain_cli.data.records import Refusal
 from posttrain_cli.data.tokenizer import load_tokenizer
+from posttrain_cli.errors import UsageError
 from posttrain_cli.rollout.protocol import Request, Sampling
 from posttrain_cli.rollout.session import Session, open_session
 from posttrain_cli.runs.lineage import folder_identity
@@ -86,6 +87,12 @@ def test_a_template_that_refuses_turns_is_a_refusal_of_the_record(
     (folder / "chat_template.jinja").write_text("{{ raise_exception('only one turn') }}")
     with pytest.raises(Refusal, match=r"PTC205: .*only one turn"):
         session(folder).prompt_ids([{"role": "user", "content": "a"}])
+
+
+def test_a_gpu_that_torch_cannot_use_is_no_traceback(tiny_model: Path) -> None:
+    on_gpu = open_session(resolve_model(tiny_model), raw=False, device="cuda")
+    with pytest.raises(UsageError, match="this torch cannot use it"):
+        _ = on_gpu.engine
 
 
 def test_streamed_text_waits_for_whole_characters(tiny_model: Path) -> None:

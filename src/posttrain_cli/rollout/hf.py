@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posttrain_cli.errors import RunError
 from posttrain_cli.rollout.protocol import Completion, Request, Sampling
 from posttrain_cli.rollout.sampling import gumbel_noise, token_logprobs
 
@@ -81,15 +82,22 @@ class HFEngine:
         ids, mask = pad_left([request.prompt_ids for request, _ in wanted], self.pad_id)
         budgets = [self._budget(request, sampling) for request, _ in wanted]
         draw = _Draw([(request.row, k) for request, k in wanted], ids.shape[1], sampling)
-        with _bare(self.model):
-            found = self.model.generate(
-                input_ids=ids.to(device),
-                attention_mask=mask.to(device),
-                generation_config=self._config(max(budgets)),
-                logits_processor=[draw],
-                stopping_criteria=[tap.stop] if tap else None,
-                streamer=tap,
-            )
+        try:
+            with _bare(self.model):
+                found = self.model.generate(
+                    input_ids=ids.to(device),
+                    attention_mask=mask.to(device),
+                    generation_config=self._config(max(budgets)),
+                    logits_processor=[draw],
+                    stopping_criteria=[tap.stop] if tap else None,
+                    streamer=tap,
+                )
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"out of memory with {len(wanted)} sequences of up to "
+                f"{ids.shape[1] + max(budgets):,} tokens",
+                hint="lower --batch-size or --max-new-tokens",
+            ) from error
         drawn = found[:, ids.shape[1] :].tolist()
         logprobs = torch.stack(draw.logprobs, dim=1).tolist()
         return [

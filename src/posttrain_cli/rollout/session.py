@@ -104,6 +104,11 @@ class Session:
         from posttrain_cli.rollout.load import load_model
 
         device = torch.device(self.device)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise UsageError(
+                "there is a GPU, but this torch cannot use it",
+                hint="`ptc doctor` says why; `--gpus 0` generates on the CPU",
+            )
         model = load_model(self.source, device, compute_dtype(self.dtype, device))
         return HFEngine(model, self.tokenizer.end_ids, self.tokenizer.pad_id, self.batch_size)
 
