@@ -112,9 +112,9 @@ def main(argv: list[str] | None = None) -> int:
             result["jobs"][job.name] = {"error": "not started: the time limit was reached"}
         else:
             result["jobs"][job.name] = measure(bench, job, result)
+            result["comparisons"] += comparisons(bench, job, result)
         write(options.out, result)
         print(job.name, json.dumps(result["jobs"][job.name]), file=sys.stderr, flush=True)
-    result["comparisons"] = comparisons(bench, result)
     failed = [name for name, found in result["jobs"].items() if "error" in found]
     result["ok"] = not failed and all(each["ok"] for each in result["comparisons"])
     write(options.out, result)
@@ -185,17 +185,16 @@ def measure(bench: Bench, job: Job, result: dict[str, Any]) -> dict[str, Any]:
     """Run `job` and read its metrics; an `error` where it did not end well."""
     started = time.monotonic()
     try:
-        found = kill_and_resume(bench, job) if job.kind == "killed" else train(bench, job)
+        found: dict[str, Any] = {}
+        if job.kind == "killed":
+            found = kill_and_resume(bench, job)
+        else:
+            run(bench, bench.command(job), job)
         found |= {"seconds": round(time.monotonic() - started, 1)} | summary(bench, job)
         result["machine"] = result["machine"] or machine(bench.folder(job))
     except Exception as error:  # the other jobs still count
         return {"error": f"{type(error).__name__}: {error}"}
     return found
-
-
-def train(bench: Bench, job: Job) -> dict[str, Any]:
-    run(bench, bench.command(job), job)
-    return {}
 
 
 def run(bench: Bench, command: list[str], job: Job) -> None:
@@ -293,22 +292,24 @@ def machine(folder: Path) -> dict[str, Any]:
     return {name: record.get(name) for name in names}
 
 
-def comparisons(bench: Bench, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Bit equality after a kill, and the distance between one device and several."""
-    done = {
-        job: bench.folder(job)
-        for job in jobs(bench.options)
-        if "error" not in result["jobs"][job.name]
-    }
-    found = []
-    for job, folder in done.items():
-        reference = Job(job.mode, "unbroken", job.devices)
-        if job.kind == "killed" and reference in done:
-            found.append(same_bits(job, reference, folder, done[reference]))
-        one = Job(job.mode, job.kind, int(bench.options.devices.split(",")[0]))
-        if job.kind in ("unbroken", "float32") and one != job and one in done:
-            found.append(distance(job, one, folder, done[one], bench.options.device))
-    return found
+def comparisons(bench: Bench, job: Job, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """What `job` is compared with: an unbroken run, and the same on one device."""
+
+    def done(other: Job) -> bool:
+        return "error" not in result["jobs"].get(other.name, {"error": "not run"})
+
+    o = bench.options
+    unbroken = Job(job.mode, "unbroken", job.devices)
+    one = Job(job.mode, job.kind, int(o.devices.split(",")[0]))
+    exact = "float32" in (job.kind, o.dtype) or (o.device, o.dtype) == ("cpu", "auto")
+    try:
+        if job.kind == "killed" and done(job) and done(unbroken):
+            return [same_bits(job, unbroken, bench.folder(job), bench.folder(unbroken))]
+        if job.kind in ("unbroken", "float32") and one != job and done(job) and done(one):
+            return [distance(job, one, bench.folder(job), bench.folder(one), exact)]
+    except Exception as error:  # the other jobs still count
+        return [{"what": job.name, "ok": False, "error": f"{type(error).__name__}: {error}"}]
+    return []
 
 
 def same_bits(job: Job, reference: Job, folder: Path, other: Path) -> dict[str, Any]:
@@ -345,7 +346,7 @@ def file_hashes(folder: Path) -> dict[str, str]:
     return {path.name: sha256_file(path) for path in sorted(folder.glob("*.safetensors"))}
 
 
-def distance(job: Job, one: Job, folder: Path, other: Path, device: str) -> dict[str, Any]:
+def distance(job: Job, one: Job, folder: Path, other: Path, exact: bool) -> dict[str, Any]:
     """Largest relative difference of the curves; float32 must be within rounding."""
     mine, theirs = metrics(folder), metrics(other)
     apart = {
@@ -356,7 +357,6 @@ def distance(job: Job, one: Job, folder: Path, other: Path, device: str) -> dict
         )
         for name in ("train/loss", "train/grad_norm", "val/loss")
     }
-    exact = job.kind == "float32" or device == "cpu"
     limit = 1e-5 if exact else 1e-2  # bfloat16 keeps 8 bits
     same_batches = [a["train/tokens"] for a in mine] == [b["train/tokens"] for b in theirs]
     return {

@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
     out = parser.parse_args().out
     torch.manual_seed(0)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     peak = flops.measure_peak(GPU, torch.bfloat16)
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
