@@ -233,11 +233,11 @@ def test_control_tokens_inside_each_other_are_all_kept_apart(tmp_path: Path) -> 
 
     folder = zoo.folder(tmp_path)
     backend = Backend.from_str(zoo.backend_json("bytes"))
-    nested = ["[<s>]", "<<s", "s>>"]
+    nested = ["[<s>]", "<<s", "s>>", "%%"]
     backend.add_special_tokens([AddedToken(text, special=True) for text in nested])
     backend.save(str(folder / "tokenizer.json"))
     tokenizer = load_tokenizer(folder)
-    text = "[<s>] <<s>> <<s <s>"
+    text = "[<s>] <<s>> <<s <s> %%%%% %%%"
     rendered = render_conversation([user(text), assistant(text)], tokenizer, WHOLE)
     added = {tokenizer.backend.token_to_id(t) for t in (*nested, "<s>")}
     assert not added & set(rendered.ids)
