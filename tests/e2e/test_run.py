@@ -334,3 +334,24 @@ def test_an_adapter_is_trained_further(
     assert first < metrics(run)[0]["train/loss"] - 0.1
     config = json.loads((tmp_path / "further" / "model" / "adapter_config.json").read_text())
     assert config["r"] == 8
+
+
+def test_steps_that_blow_up_are_skipped_kept_and_end_the_run(
+    ptc: Ptc, tiny_model: Path, sft_train: Path, sft_val: Path, tmp_path: Path
+) -> None:
+    """A rate this high breaks the weights in the first update: every later loss is not finite."""
+    run = tmp_path / "run"
+    args = sft_args(tiny_model, sft_train, sft_val, run, "--lr", "1e30", "--rollback")
+    done = ptc(*args, "--set", "trainer.max_bad_steps=3", "--set", "trainer.save_interval=1")
+    assert done.code == 3
+    assert "3 steps in a row had unusable gradients" in done.stderr
+    assert "--lr" in done.stderr
+    record = json.loads((run / "run.json").read_text())
+    assert record["state"] == "failed"
+    assert record["rolled_back"]["left_out"]
+    kept = sorted((run / "bad_steps").iterdir())
+    rows = json.loads(kept[0].read_text())["rows"]
+    assert rows
+    assert all(row["file"] == str(sft_train) and 1 <= row["row"] <= 48 for row in rows)
+    assert any(line.get("train/skipped") for line in metrics(run))
+    assert not (run / "model").exists()

@@ -47,6 +47,11 @@ def check(config: Config, say: Say) -> list[Split]:
         DataError: the contract is broken; `findings` holds every error.
         UsageError: a file is missing.
     """
+    if config.data.kind not in ("auto", config.trainer.type):
+        raise UsageError(
+            f"`data.kind` is `{config.data.kind}`, expected `{config.trainer.type}`",
+            hint="take `data.kind` out: it follows the method",
+        )
     named = {"train": config.data.train_files, "val": config.data.val_files}
     splits = []
     for role, files in named.items():
