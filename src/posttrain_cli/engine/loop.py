@@ -171,13 +171,13 @@ def fit(job: Job, progress: Progress, watch: health.NormWatch) -> Progress:
         while progress.step < job.end:
             step = progress.step + 1
             values = _one_step(job, progress, watch, step == started + 1)
-            _stop_when_hopeless(job, progress)
             validated = job.evaluate is not None and job.eval_steps(step)
             if validated and job.evaluate is not None:
                 values |= job.evaluate()
             job.writer.write(step, values)
+            _stop_when_hopeless(job, progress)
             signum = stopper.agreed(job.world)
-            due = step % job.config.trainer.save_interval == 0
+            due = step % job.config.trainer.save_interval == 0 and not progress.bad_in_a_row
             if due or signum or step == job.end:
                 _save(job, progress, values.get("val/loss"))
             if signum or step == job.end:
