@@ -11,12 +11,11 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 
-from posttrain_cli.data.contamination import Benchmark, Overlap
 from posttrain_cli.data.contract import Contract, check_record, has_rare, is_only_space
 from posttrain_cli.data.dedup import SLOTS, signature
 from posttrain_cli.data.encoding import BOM
@@ -26,7 +25,10 @@ from posttrain_cli.data.rowkeys import digest, row_digests, row_texts
 from posttrain_cli.data.scan import Problem
 from posttrain_cli.data.suspects import Inspector, token_bytes
 from posttrain_cli.data.tally import Tally
-from posttrain_cli.data.tokencheck import TokenChecks, check_tokens
+
+if TYPE_CHECKING:
+    from posttrain_cli.data.contamination import Benchmark, Overlap
+    from posttrain_cli.data.tokencheck import TokenChecks
 
 _NO_KEY = (bytes(16), bytes(16), bytes(16))
 _NO_SIGNATURE = bytes(2 * SLOTS)
@@ -206,6 +208,8 @@ def finish(checks: Checks, tally: Tally) -> None:
     """Encode the rows that wait for it, in one batch."""
     if checks.tokens is None or not tally.pending:
         return
+    from posttrain_cli.data.tokencheck import check_tokens
+
     records = [record for _, _, record in tally.pending]
     found = check_tokens(records, checks.contract, checks.tokens)
     for (line, row, _), problems in zip(tally.pending, found, strict=True):

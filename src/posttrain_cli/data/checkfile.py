@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from posttrain_cli.data import storage
@@ -19,7 +20,7 @@ from posttrain_cli.data.records import Keys, Kind, detect_kind
 from posttrain_cli.data.scan import Problem
 from posttrain_cli.data.sniff import Look
 from posttrain_cli.data.tally import Result, Tally
-from posttrain_cli.data.workers import Block, Rules, check_blocks, ranges
+from posttrain_cli.data.workers import Block, Rules, check_block, check_blocks, ranges
 from posttrain_cli.diagnostics import Finding
 
 SMALL = 8 << 20  # files below this are not worth worker processes
@@ -45,7 +46,7 @@ def check_file(
     """Check a file and yield each block's result after adding it to `state`.
 
     Args:
-        state: of the file; gets its counts, findings and, if its stream is read once, its hash.
+        state: of the file; gets its counts, its findings and its hash.
         look: what the file is.
         rules: what is checked.
         workers: processes to use at most.
@@ -53,21 +54,19 @@ def check_file(
     """
     if look.fault is not None:
         _note(state, look.fault, rules)
-        return
-    if look.format != "jsonl":
-        results = _row_results(state, rules)
-    elif _only_from_the_start(state.path, rules.checks.encoding):
-        results = _stream_results(state, rules, workers)
     else:
-        size = Path(state.path).stat().st_size
-        results = check_blocks(
-            ranges(state.path, size, block), rules, workers if size > SMALL else 1
-        )
-    for result in results:
-        state.add(result)
-        yield result
-    if state.rows == 0 and not state.counts["PTC109"]:
-        _note(state, _NO_RECORDS, rules)
+        if look.format != "jsonl":
+            results = _row_results(state, rules)
+        elif _only_from_the_start(state.path, rules.checks.encoding):
+            results = _stream_results(state, rules, workers)
+        else:
+            results = _range_results(state, rules, workers, block)
+        for result in results:
+            state.add(result)
+            yield result
+        if state.rows == 0 and not state.counts["PTC109"]:
+            _note(state, _NO_RECORDS, rules)
+    state.sha256 = state.sha256 or storage.sha256(state.path)
 
 
 _NO_RECORDS = Problem(
@@ -83,6 +82,22 @@ def _only_from_the_start(path: str, encoding: str | None) -> bool:
 def _note(state: FileState, problem: Problem, rules: Rules) -> None:
     if problem.code in rules.wanted:
         state.add_late(problem, None)
+
+
+def _range_results(state: FileState, rules: Rules, workers: int, block: int) -> Iterator[Result]:
+    """Byte ranges of a local file, over workers if that is worth it."""
+    size = Path(state.path).stat().st_size
+    blocks = ranges(state.path, size, block)
+    if workers > 1 and size > SMALL:
+        with ThreadPoolExecutor(1) as hasher:
+            digest = hasher.submit(storage.sha256, state.path)
+            yield from check_blocks(blocks, rules, workers)
+            state.sha256 = digest.result()
+        return
+    read = hashlib.sha256()
+    for one in blocks:
+        yield check_block(one, rules, read)
+    state.sha256 = read.hexdigest()
 
 
 def _stream_results(state: FileState, rules: Rules, workers: int) -> Iterator[Result]:
@@ -102,7 +117,6 @@ def _stream_results(state: FileState, rules: Rules, workers: int) -> Iterator[Re
 
     yield from check_blocks(blocks(), rules, workers)
     if damage:
-        state.sha256 = storage.sha256(state.path)
         problem = Problem(
             "PTC109", f"{damage[0].message} after {state.rows:,} whole records",
             hint="fetch or write the file again; nothing behind this place was checked",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from json.decoder import scanstring  # type: ignore[attr-defined] # typeshed leaves it out
 from typing import Any
 
 MAX_DEPTH = 128
@@ -18,6 +19,7 @@ Path = tuple[str | int, ...]
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_HALF = re.compile("[\ud800-\udfff]")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _WORD = re.compile(r"[+-]?[A-Za-z_][A-Za-z_0-9]*|[+-]?\.?\d[\w.+-]*", re.ASCII)
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
@@ -154,6 +156,17 @@ class _Scanner:
         return items
 
     def string(self, index: int) -> str:
+        """The text whose opening quote is at `index`."""
+        try:  # the C scanner first; what it refuses or half characters are read by hand
+            value: str
+            value, self.end = scanstring(self.text, index + 1)
+            if value.isascii() or not _HALF.search(value):
+                return value
+        except ValueError:
+            pass
+        return self._string_by_hand(index)
+
+    def _string_by_hand(self, index: int) -> str:
         parts: list[str] = []
         at = index + 1
         while True:

@@ -19,8 +19,8 @@ Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 Positions = NDArray[np.intp]
 
-_QUOTE, _COLON, _BACKSLASH, _DELETE, _BAR, _LESS, _ZERO, _F = b'":\\\x7f|<0f'
-_LOWER = 0x20  # set in the lower case of an ASCII letter, and in digits
+_QUOTE, _COLON, _BACKSLASH, _DELETE, _BAR, _LESS, _ZERO, _SPACE = b'":\\\x7f|<0 '
+_SHORTEST = 8  # bytes of a block that the tests can be run on
 
 
 def token_bytes(tokens: Iterable[str]) -> tuple[bytes, ...]:
@@ -56,16 +56,18 @@ class Inspector:
             ends: (N,) index behind the line feed of each line.
 
         Returns:
-            (N,) keys written in each line, and (N,) whether its texts need a look for control
-            characters and control tokens. A line in which keys cannot be counted so has -1.
+            (N,) keys written in each line, if it is valid JSON (now and then a text counts as
+            one, too), and (N,) whether its texts need a look for control characters and tokens.
         """
+        if len(block) < _SHORTEST:
+            return np.full(len(ends), -1), np.ones(len(ends), np.bool_)
         octets = np.frombuffer(block, np.uint8)
         if not self._flags or len(self._flags[0]) < len(octets):
             self._flags = tuple(np.zeros(len(octets), np.bool_) for _ in range(3))
         keys = self._count_keys(octets, ends)
         texts = np.zeros(len(ends), np.bool_)
         for hits in (*self._escapes(octets), *self._plain(block, octets)):
-            texts[np.searchsorted(ends, hits, side="right")] = True
+            texts[_lines_of(hits, ends)] = True
         for token in self._tokens:
             at = block.find(token)
             while at >= 0:
@@ -74,59 +76,68 @@ class Inspector:
                 at = block.find(token, int(ends[line]))
         return keys, texts
 
-    def _equal(self, octets: Bytes, value: int, buffer: int = 0) -> Flags:
-        """`octets == value`, in one of the three buffers."""
+    def _equal(self, octets: Bytes, value: int, buffer: int) -> Flags:
+        """`octets == value`, in one of the buffers."""
         flags = self._flags[buffer][: len(octets)]
         np.equal(octets, value, out=flags)
         return flags
 
     def _count_keys(self, octets: Bytes, ends: Positions) -> NDArray[np.int64]:
         """Keys in each line: colons behind a closing quote."""
-        colons = np.flatnonzero(self._equal(octets, _COLON))
+        colons = np.flatnonzero(self._equal(octets, _COLON, 0))
         before, second = octets[colons - 1], octets[colons - 2]
         quote = before == _QUOTE
-        keys = np.bincount(
-            _lines_of(colons[quote & (second != _BACKSLASH)], ends), minlength=len(ends)
-        )
-        odd = colons[quote & (second == _BACKSLASH)]
-        odd = odd[octets[odd - 3] == _BACKSLASH]
-        spaced = colons[_is_space(before)]
-        second = octets[spaced - 2]
-        spaced = spaced[_is_space(second) | (second == _QUOTE)]
-        keys[_lines_of(odd, ends)] = -1
-        keys[_lines_of(spaced, ends)] = -1
-        return keys
+        escaped = second == _BACKSLASH
+        keys = _tally(colons[quote & ~escaped], ends)
+        spaced = (before <= _SPACE) & ((second <= _SPACE) | (second == _QUOTE))
+        behind = colons[quote & escaped]
+        behind = behind[octets[behind - 3] == _BACKSLASH]  # else the quote itself is escaped
+        unsure = behind.tolist() + colons[spaced].tolist()
+        rare = [at for at in unsure if _closes_a_text(octets, at - 1)]
+        return keys + _tally(np.array(rare, np.intp), ends) if rare else keys
 
     def _escapes(self, octets: Bytes) -> Iterator[Positions]:
         """Where an escape may make a control character or a piece of a control token.
 
-        Valid JSON ends behind an escape with a quote and a brace at least, so the last three
-        bytes of the block hold none, and the last five none of hex digits.
+        Valid JSON ends behind an escape with a quote and a brace at least, so no escape of four
+        digits starts in the last six bytes of a block.
         """
-        letters = octets[1:-2]
-        escape = self._equal(octets[:-3], _BACKSLASH, 0)
-        short = self._equal(letters, ord("b"), 1)
-        short |= self._equal(letters, ord("f"), 2)
-        short &= escape
-        if short.any():
-            yield _escaped(octets, np.flatnonzero(short))
+        letters = octets[1:]
+        escape = self._equal(octets[:-1], _BACKSLASH, 0)
+        found = self._equal(letters, ord("b"), 1)
+        found |= self._equal(letters, ord("f"), 2)
+        found &= escape
+        if found.any():
+            yield _escaped(octets, np.flatnonzero(found))
         escape &= self._equal(letters, ord("u"), 1)
-        at = np.flatnonzero(escape)
-        at = at[at < len(octets) - 5]
-        high = octets[at + 2] | _LOWER
-        at = at[(high == _ZERO) | (high == _F)]
-        at = at[(octets[at + 2] | _LOWER) == (octets[at + 3] | _LOWER)]  # 00xx and ffxx
-        if len(at):
-            unit = _HEX[octets[at + 2]] << 12 | _HEX[octets[at + 3]] << 8
-            unit |= _HEX[octets[at + 4]] << 4 | _HEX[octets[at + 5]]
-            yield _escaped(octets, at[_FLAGGED[unit]])
+        unit = escape[:-4]
+        unit &= self._equal(octets[2:-3], _ZERO, 1)
+        unit &= self._equal(octets[3:-2], _ZERO, 1)
+        if unit.any():  # U+0000 to U+00FF
+            at = np.flatnonzero(unit)
+            low = _HEX[octets[at + 4]] << 4 | _HEX[octets[at + 5]]
+            yield _escaped(octets, at[_FLAGGED[low]])
 
     def _plain(self, block: bytes, octets: Bytes) -> Iterator[Positions]:
         """Where DEL or the start of a well-known control token stands unescaped."""
         if b"\x7f" in block:
-            yield np.flatnonzero(self._equal(octets, _DELETE))
-        bars = np.flatnonzero(self._equal(octets, _BAR))
-        yield bars[octets[bars - 1] == _LESS]
+            yield np.flatnonzero(octets == _DELETE)
+        token = self._equal(octets[:-1], _LESS, 0)
+        token &= self._equal(octets[1:], _BAR, 1)
+        if token.any():
+            yield np.flatnonzero(token)
+
+
+def _tally(positions: Positions, ends: Positions) -> NDArray[np.int64]:
+    """(N,) how many positions lie in each line."""
+    return np.bincount(_lines_of(positions, ends), minlength=len(ends))
+
+
+def _closes_a_text(octets: Bytes, at: int) -> bool:
+    """Whether a quote that is not escaped stands at `at`, or before it over white space."""
+    while at > 0 and octets[at] in (0x20, 0x09, 0x0D):
+        at -= 1
+    return bool(octets[at] == _QUOTE) and _run_before(octets, at) % 2 == 0
 
 
 def _lines_of(positions: Positions, ends: Positions) -> Positions:
@@ -151,11 +162,6 @@ def _run_before(octets: Bytes, index: int) -> int:
     return count
 
 
-def _is_space(octets: Bytes) -> Flags:
-    space: Flags = (octets == 0x20) | (octets == 0x09) | (octets == 0x0D)
-    return space
-
-
 def _hex_values() -> NDArray[np.uint16]:
     values = np.zeros(256, np.uint16)
     for digit in range(16):
@@ -164,14 +170,14 @@ def _hex_values() -> NDArray[np.uint16]:
 
 
 def _flagged_units() -> Flags:
-    """Code units whose escape needs a look: ASCII, of which tokens are made, `｜` and U+FFFD.
+    """Code units below 256 whose escape needs a look: ASCII, of which tokens are made.
 
+    Characters beyond are looked for in the texts (`contract.has_rare`).
     Left out are white space and what many writers escape as a rule (quotes, `&`, `=`, `>`).
     """
-    flags = np.zeros(1 << 16, np.bool_)
+    flags = np.zeros(256, np.bool_)
     flags[:0x80] = True
     flags[[0x09, 0x0A, 0x0D, *b"\"&'=>\\"]] = False
-    flags[[ord("｜"), 0xFFFD]] = True
     return flags
 
 

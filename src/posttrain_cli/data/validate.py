@@ -10,14 +10,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from posttrain_cli.data import storage
 from posttrain_cli.data.blocks import Checks
 from posttrain_cli.data.checkfile import check_file, head_kind
-from posttrain_cli.data.contamination import Benchmark, read_benchmark
 from posttrain_cli.data.contract import Contract
 from posttrain_cli.data.filestate import FileState
 from posttrain_cli.data.pool import default_workers
@@ -25,11 +22,14 @@ from posttrain_cli.data.reader import finding, read_rows
 from posttrain_cli.data.records import Keys, Kind
 from posttrain_cli.data.sniff import look
 from posttrain_cli.data.stats import Statistics
-from posttrain_cli.data.tokencheck import TokenChecks, token_statistics
 from posttrain_cli.data.whole import Whole
 from posttrain_cli.data.workers import RANGE, Rules
 from posttrain_cli.diagnostics import CODES, Finding, select_codes
 from posttrain_cli.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from posttrain_cli.data.contamination import Benchmark
+    from posttrain_cli.data.tokencheck import TokenChecks
 
 _SAMPLE = 512  # rows whose token lengths are measured for the statistics
 
@@ -142,16 +142,12 @@ def validate(files: Sequence[str], options: ValidateOptions | None = None) -> Re
         raise UsageError("no files to check", hint="ptc validate FILE...")
     wanted = select_codes(options.select, options.ignore)
     errors = frozenset(c for c in wanted if options.strict or CODES[c].severity == "error")
-    statistics, tokens, benchmark = Statistics(), None, None
-    if options.tokenizer is not None:
-        tokens = TokenChecks(options.tokenizer, options.template, options.max_tokens)
-    if options.decontaminate:
-        benchmark = read_benchmark(options.decontaminate)
+    statistics, tokens, benchmark = Statistics(), _token_checks(options), _benchmark(options)
     states: list[FileState] = []
-    with Whole(wanted, errors) as whole, ThreadPoolExecutor(1) as hasher:
-        reference = _read_reference(options, whole, hasher)
+    with Whole(wanted, errors) as whole:
+        reference = _read_reference(options, whole)
         base = sum(state.rows for state in reference)
-        run = _Run(options, wanted, errors, whole, statistics, hasher, tokens, benchmark)
+        run = _Run(options, wanted, errors, whole, statistics, tokens, benchmark)
         for path in files:
             states.append(_read(path, base, run))
             base += states[-1].rows
@@ -172,7 +168,6 @@ class _Run:
     errors: frozenset[str]
     whole: Whole
     statistics: Statistics
-    hasher: ThreadPoolExecutor
     tokens: TokenChecks | None = None
     benchmark: Benchmark | None = None
 
@@ -182,12 +177,26 @@ class _Run:
         return self.tokens.tokenizer.control_texts if self.tokens else ()
 
 
-def _read_reference(
-    options: ValidateOptions, whole: Whole, hasher: ThreadPoolExecutor
-) -> list[FileState]:
+def _token_checks(options: ValidateOptions) -> TokenChecks | None:
+    if options.tokenizer is None:
+        return None
+    from posttrain_cli.data.tokencheck import TokenChecks
+
+    return TokenChecks(options.tokenizer, options.template, options.max_tokens)
+
+
+def _benchmark(options: ValidateOptions) -> Benchmark | None:
+    if not options.decontaminate:
+        return None
+    from posttrain_cli.data.contamination import read_benchmark
+
+    return read_benchmark(options.decontaminate)
+
+
+def _read_reference(options: ValidateOptions, whole: Whole) -> list[FileState]:
     """Take in the rows of the other split, which is not checked itself."""
     reference: list[FileState] = []
-    run = _Run(options, frozenset(), frozenset(), whole, Statistics(), hasher)
+    run = _Run(options, frozenset(), frozenset(), whole, Statistics())
     for path in options.against:
         reference.append(_read(path, sum(state.rows for state in reference), run))
     if options.against and whole.comparable == 0:
@@ -212,14 +221,10 @@ def _read(path: str, base: int, run: _Run) -> FileState:
     checks = Checks(contract, options.encoding, near, run.tokens, run.benchmark)
     rules = Rules(checks, run.wanted, run.errors, options.max_findings)
     state = FileState(path, kind, seen.format, base, options.max_findings)
-    digest: Future[str] | None = None
-    if not storage.is_remote(path):
-        digest = run.hasher.submit(storage.sha256, path)
     workers = default_workers() if options.workers is None else options.workers
     for result in check_file(state, seen, rules, workers, options.block_size):
         run.whole.add(result)
         run.statistics.add(result)
-    state.sha256 = digest.result() if digest else state.sha256 or storage.sha256(path)
     return state
 
 
@@ -227,6 +232,8 @@ def _sample_tokens(
     states: list[FileState], options: ValidateOptions, tokens: TokenChecks
 ) -> dict[str, Any]:
     """Token statistics of the first good rows of the files."""
+    from posttrain_cli.data.tokencheck import token_statistics
+
     contract = Contract(states[0].kind or "sft", options.keys)
     records = (
         row.record
