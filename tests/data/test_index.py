@@ -20,7 +20,7 @@ def test_duplicates_name_the_first_row_and_swapped_answers_contradict() -> None:
     index = RowIndex()
     index.add(keys_of([("p", "a", "b"), ("p", "a", "c"), None, ("p", "b", "a")]))
     index.add(keys_of([None, ("p", "a", "b"), ("p", "b", "a"), ("q", "a", "b")]))
-    assert index.matches() == [
+    assert list(index.matches()) == [
         Match(3, 0, "contradiction"),
         Match(5, 0, "duplicate"),
         Match(6, 3, "duplicate"),
@@ -31,7 +31,7 @@ def test_rows_of_the_other_split_leak_and_are_not_compared_among_themselves() ->
     index = RowIndex()
     index.add(keys_of([("p", "a", "b"), ("p", "a", "b"), ("q", "a", "b")]))
     index.add(keys_of([("p", "a", "b"), ("x", "a", "b"), ("p", "a", "b"), ("q", "b", "a")]))
-    assert index.matches(reference=3) == [
+    assert list(index.matches(reference=3)) == [
         Match(3, 0, "leak"),
         Match(5, 3, "duplicate"),
         Match(5, 0, "leak"),
@@ -55,8 +55,8 @@ def test_matches_do_not_depend_on_memory(in_memory: int) -> None:
     for start in range(0, 3000, 170):
         whole.add(keys_of(rows[start : start + 170]))
         spilled.add(keys_of(rows[start : start + 170]))
-    found = whole.matches(reference=200)
-    assert spilled.matches(reference=200) == found
+    found = list(whole.matches(reference=200))
+    assert list(spilled.matches(reference=200)) == found
     first: dict[tuple[str, str, str], int] = {}
     expected = []
     for number, row in enumerate(rows[200:], 200):
@@ -68,4 +68,4 @@ def test_matches_do_not_depend_on_memory(in_memory: int) -> None:
 
 
 def test_an_empty_index_has_no_matches() -> None:
-    assert RowIndex().matches() == []
+    assert list(RowIndex().matches()) == []

@@ -41,7 +41,8 @@ class FileState:
     token_notes: list[Note] = field(default_factory=list)
     late: list[Note] = field(default_factory=list)
     longest: list[tuple[int, int]] = field(default_factory=list)
-    bad_rows: set[int] = field(default_factory=set)
+    bad: list[NDArray[np.int64]] = field(default_factory=list)
+    late_bad: set[int] = field(default_factory=set)
     blanks: list[NDArray[np.int64]] = field(default_factory=list)
     starts: list[NDArray[np.int64]] = field(default_factory=list)
 
@@ -62,7 +63,8 @@ class FileState:
         largest = self.longest + [(size, row + self.rows) for size, row in result.longest]
         self.longest = sorted(largest, key=lambda at: (-at[0], at[1]))[:LONGEST]
         self.blank += len(result.blanks)
-        self.bad_rows.update((result.bad + rows).tolist())
+        if len(result.bad):
+            self.bad.append(result.bad + rows)
         self.lines += result.lines
         self.rows += result.rows
 
@@ -72,6 +74,24 @@ class FileState:
         if self.limit is None or len(self.late) < self.limit:
             line = self.line_of(row) if row is not None else 1 if self.has_lines else None
             self.late.append(Note(line, row, 1 if line is not None else None, problem))
+
+    def mark_bad(self, row: int) -> None:
+        """Count a row as bad that only the whole shows to be so."""
+        if not self.is_bad(row):
+            self.late_bad.add(row)
+
+    def is_bad(self, row: int) -> bool:
+        """Whether a row has an error."""
+        if len(self.bad) > 1:
+            self.bad = [np.concatenate(self.bad)]
+        at = int(np.searchsorted(self.bad[0], row)) if self.bad else 0
+        known = bool(self.bad) and at < len(self.bad[0]) and self.bad[0][at] == row
+        return bool(known) or row in self.late_bad
+
+    @property
+    def bad_rows(self) -> int:
+        """How many rows have an error."""
+        return sum(len(part) for part in self.bad) + len(self.late_bad)
 
     def all_notes(self) -> list[Note]:
         """Every finding that was kept, by line (or row) and column."""

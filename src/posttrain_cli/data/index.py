@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, Literal
+from typing import IO, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,20 @@ _BUCKETS = 64
 _ORDER = np.uint64(1)  # the bit of a key that says which answer is preferred
 
 
+_NONE = np.iinfo(np.int64).max
+_SOME = 1 << 14
+
+MatchKind = Literal["duplicate", "contradiction", "leak"]
+_KINDS: tuple[MatchKind, ...] = get_args(MatchKind)
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """Row `row` equals row `earlier`; rows count from 0 in the order they were added."""
 
     row: int
     earlier: int
-    kind: Literal["duplicate", "contradiction", "leak"]
+    kind: MatchKind
 
 
 class RowIndex:
@@ -48,18 +55,20 @@ class RowIndex:
         if self._held > self._limit:
             self._spill()
 
-    def matches(self, reference: int = 0) -> list[Match]:
+    def matches(self, reference: int = 0) -> Iterator[Match]:
         """All equal rows, in order of `row`; the index is closed then.
 
         Args:
             reference: how many of the first rows belong to the other split: rows that equal
                 one of them leak, and they are not compared among themselves.
         """
-        found: list[Match] = []
-        for keys, rows in self._groups():
-            found += _match(keys, rows, reference)
+        parts = [_match(keys, rows, reference) for keys, rows in self._groups()]
         self.close()
-        return sorted(found, key=lambda match: (match.row, match.kind))
+        found = np.concatenate(parts) if parts else np.zeros((0, 3), np.int64)
+        found = found[np.lexsort((found[:, 2], found[:, 0]))]
+        for start in range(0, len(found), _SOME):  # as few objects at a time as may be
+            for row, earlier, kind in found[start : start + _SOME].tolist():
+                yield Match(row, earlier, _KINDS[kind])
 
     def close(self) -> None:
         """Give back memory and temporary files."""
@@ -94,36 +103,38 @@ class RowIndex:
         self._parts, self._held = [], 0
 
 
-def _match(keys: Keys128, rows: NDArray[np.int64], reference: int) -> list[Match]:
-    """Matches among keys whose rows ascend."""
+def _match(keys: Keys128, rows: NDArray[np.int64], reference: int) -> NDArray[np.int64]:
+    """(M, 3) row, earlier row and kind of the matches among keys whose rows ascend."""
     order = np.argsort(keys[:, 0], kind="stable")
     ordered = keys[order, 0]
     twin = np.zeros(len(order), np.bool_)
     twin[1:] = (ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)
     twin[:-1] |= twin[1:]
     chosen = order[twin]
-    second = keys[chosen, 1]
-    base = second & ~_ORDER
-    fine = np.lexsort((rows[chosen], base, keys[chosen, 0]))
-    chosen, second, base = chosen[fine], second[fine], base[fine]
+    base = keys[chosen, 1] & ~_ORDER
+    fine = np.lexsort((base, keys[chosen, 0]))
+    chosen, base = chosen[fine], base[fine]
     first = keys[chosen, 0]
     new = np.ones(len(chosen), np.bool_)
     new[1:] = (first[1:] != first[:-1]) | (base[1:] != base[:-1])
-    found: list[Match] = []
-    seen: dict[int, int] = {}  # way round of the answers → first row of the group
-    leaked: dict[int, int] = {}
-    numbers, ways = rows[chosen].tolist(), (second & _ORDER).tolist()
-    for starts, row, way in zip(new.tolist(), numbers, ways, strict=True):
-        if starts:
-            seen, leaked = {}, {}
-        if row < reference:
-            leaked.setdefault(way, row)
-            continue
-        if way in leaked:
-            found.append(Match(row, leaked[way], "leak"))
-        if way in seen:
-            found.append(Match(row, seen[way], "duplicate"))
-        elif seen:
-            found.append(Match(row, seen[1 - way], "contradiction"))
-        seen.setdefault(way, row)
-    return found
+    place = 2 * (np.cumsum(new) - 1)  # two places a group: one for each way round
+    way = (keys[chosen, 1] & _ORDER).astype(np.int64)
+    row = rows[chosen]
+    held_out = row < reference
+    leaked = np.full(len(chosen) * 2, _NONE)
+    np.minimum.at(leaked, (place + way)[held_out], row[held_out])
+    place, way, row = place[~held_out], way[~held_out], row[~held_out]
+    seen = np.full(len(chosen) * 2, _NONE)
+    np.minimum.at(seen, place + way, row)
+    same, other, leak = seen[place + way], seen[place + 1 - way], leaked[place + way]
+    found = [
+        (same < row, same),
+        ((same == row) & (other < row), other),
+        (leak < _NONE, leak),
+    ]
+    return np.concatenate(
+        [
+            np.column_stack([row[when], earlier[when], np.full(int(when.sum()), kind)])
+            for kind, (when, earlier) in enumerate(found)
+        ]
+    )

@@ -240,7 +240,7 @@ def _sample_tokens(
         for state in states
         if state.kind == contract.kind
         for row in read_rows(state.path, options.encoding)
-        if row.record is not None and row.row not in state.bad_rows
+        if row.record is not None and not state.is_bad(row.row)
     )
     return token_statistics(list(itertools.islice(records, _SAMPLE)), contract, tokens)
 
@@ -263,8 +263,8 @@ def _report(
             kind=state.kind,
             sha256=state.sha256,
             rows=state.rows,
-            good_rows=state.rows - len(state.bad_rows),
-            bad_rows=len(state.bad_rows),
+            good_rows=state.rows - state.bad_rows,
+            bad_rows=state.bad_rows,
             blank_lines=state.blank,
         )
         for state in states

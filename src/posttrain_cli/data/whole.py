@@ -60,14 +60,16 @@ class Whole:
         """
         states = [*reference, *files]
         held_out = sum(state.rows for state in reference)
-        matches = self._index.matches(held_out)
-        for match in matches:
+        near = dict(self._near_rows(held_out))
+        duplicates = 0
+        for match in self._index.matches(held_out):
             self._tell(_PROBLEMS[match.kind], match, states)
-        exact = {match.row for match in matches if match.kind == "duplicate"}
-        for row, earlier in self._near_rows(held_out):
-            if row not in exact:
-                self._tell(_NEAR, Match(row, earlier, "duplicate"), states)
-        return len(exact)
+            if match.kind == "duplicate":
+                duplicates += 1
+                near.pop(match.row, None)  # an exact duplicate is told as that
+        for row, earlier in near.items():
+            self._tell(_NEAR, Match(row, earlier, "duplicate"), states)
+        return duplicates
 
     def _tell(self, what: tuple[str, str, str], match: Match, states: list[FileState]) -> None:
         code, message, hint = what
@@ -77,7 +79,7 @@ class Whole:
         other, earlier = _locate(match.earlier, states)
         state.add_late(Problem(code, message.format(other.describe(earlier)), hint=hint), row)
         if code in self._errors:
-            state.bad_rows.add(row)
+            state.mark_bad(row)
 
     def _near_rows(self, held_out: int) -> list[tuple[int, int]]:
         """(row, earlier row) of rows that nearly equal an earlier one of the checked files."""
