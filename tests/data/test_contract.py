@@ -116,6 +116,12 @@ def test_missing_fields_are_all_named_with_what_may_be_meant() -> None:
         hints({"instruction": "i", "output": "o"}, "sft")
         == ["`ptc preprocess --preset alpaca` reads this layout"] * 2
     )
+    tree = {"message_tree_id": "1", "prompt": {"role": "prompter", "replies": []}}
+    assert hints(tree, "prompt") == ["`ptc preprocess --preset oasst` reads this layout"]
+    pair = {"conversations": [], "chosen": {"from": "gpt"}, "rejected": {"from": "gpt"}}
+    assert set(hints(pair, "preference")) == {
+        "`ptc preprocess --preset sharegpt` reads this layout"
+    }
     dialogue = "\n\nHuman: hi\n\nAssistant: hello"
     assert hints({"chosen": dialogue, "rejected": dialogue + "!"}, "preference") == [
         "`ptc preprocess --preset hh-rlhf` reads this layout"

@@ -25,7 +25,8 @@ def codes(records: list[dict], checks: TokenChecks, contract: Contract = SFT) ->
 def with_template(model: Path, folder: Path, template: str) -> str:
     shutil.copytree(model, folder)
     config = folder / "tokenizer_config.json"
-    settings = json.loads(config.read_text()) | {"chat_template": template}
+    settings = json.loads(config.read_text())
+    settings |= {"chat_template": template, "bos_token": "<|endoftext|>"}
     config.write_text(json.dumps(settings))
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     return str(folder)
@@ -98,6 +99,11 @@ def test_templates_that_cannot_be_trained_on(tiny_model: Path, tmp_path: Path) -
     )
     checks = TokenChecks(with_template(tiny_model, tmp_path / "b", rewriting))
     assert "PTC405" in codes([{"messages": turns * 2}], checks)[0]
+    doubled = (
+        "<|endoftext|><|endoftext|>{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    )
+    checks = TokenChecks(with_template(tiny_model, tmp_path / "d", doubled))
+    assert codes([record], checks) == [["PTC404"]]
     refusing = "{{ raise_exception('no system turn') }}"
     checks = TokenChecks(with_template(tiny_model, tmp_path / "c", refusing))
     assert codes([record], checks) == [["PTC205"]]

@@ -271,17 +271,18 @@ def _same_sides(chosen: str, rejected: str, keys: Keys) -> Iterator[Problem]:
 def _with_hints(
     problems: list[Problem], record: dict[str, Any], contract: Contract
 ) -> list[Problem]:
-    """`problems` with what to do about missing fields."""
+    """`problems` with what to do about missing fields, or about a whole layout."""
     missing = [str(problem.path[0]) for problem in problems if problem.code == "PTC201"]
-    if not missing:
+    preset = _preset(record, contract)
+    if not missing and not preset:
         return problems
     maps = _maps(missing, record, contract.keys)
-    preset = _preset(record, contract)
     hinted: list[Problem] = []
     for problem in problems:
-        if problem.code == "PTC201":
-            hint = preset or _hint(str(problem.path[0]), maps, record, contract)
-            problem = replace(problem, hint=hint)
+        if preset and problem.code in ("PTC201", "PTC203"):
+            problem = replace(problem, hint=preset)
+        elif problem.code == "PTC201":
+            problem = replace(problem, hint=_hint(str(problem.path[0]), maps, record, contract))
         hinted.append(problem)
     return hinted
 
@@ -316,6 +317,8 @@ def _preset(record: dict[str, Any], contract: Contract) -> str:
     name = ""
     if "instruction" in record and "output" in record:
         name = "alpaca"
+    elif "message_tree_id" in record:
+        name = "oasst"
     elif contract.kind == "preference" and "conversations" in record:
         name = "sharegpt"
     elif "\n\nHuman:" in str(record.get(contract.keys.chosen, ""))[:200]:

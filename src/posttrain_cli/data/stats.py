@@ -32,6 +32,7 @@ class Statistics:
         rows = int(self.lengths.sum())
         longest = [(size, state, row) for state in files for size, row in state.longest]
         longest.sort(key=lambda item: -item[0])
+        top = longest[0][0] if longest else 0
         over = self.rows_above(limit * BYTES_A_TOKEN)
         return {
             "rows": sum(state.rows for state in files),
@@ -39,10 +40,10 @@ class Statistics:
             "text_bytes": {
                 "total": self.size,
                 "mean": round(self.size / rows, 1) if rows else 0,
-                "median": self.quantile(0.5),
-                "p90": self.quantile(0.9),
-                "p99": self.quantile(0.99),
-                "max": longest[0][0] if longest else 0,
+                "median": min(self.quantile(0.5), top),
+                "p90": min(self.quantile(0.9), top),
+                "p99": min(self.quantile(0.99), top),
+                "max": top,
             },
             "histogram": self.histogram(),
             "longest": [
