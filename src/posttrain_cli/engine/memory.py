@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from posttrain_cli.config import Config
+from posttrain_cli.errors import UsageError
 from posttrain_cli.runs.resolve import ModelSource
 
+_NEEDED = ("hidden_size", "num_hidden_layers", "vocab_size")
 _CHUNK = 1024  # positions of the output layer computed at once (engine.losses.CHUNK)
 _RUNTIME = {True: 0.8e9, False: 0.5e9}  # libraries, contexts and buffers on a GPU, on a CPU
 
@@ -58,6 +60,12 @@ def shape_of(source: ModelSource, config: Config) -> Shape:
     """Read the shape of a model from its config and the headers of its weights; no torch."""
     folder = source.base or source.weights
     known: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    lacking = [key for key in _NEEDED if key not in known]
+    if lacking:
+        raise UsageError(
+            f"`{folder / 'config.json'}` has no `{lacking[0]}`",
+            hint="Llama, Qwen2, Qwen3, Mistral, SmolLM and OLMo2 style models are supported",
+        )
     tensors = headers(folder)
     parameters = sum(_size(shape) for shape in tensors.values())
     trained = parameters
