@@ -57,6 +57,11 @@ def test_texts_that_need_none(text: bytes) -> None:
     assert inspect([b'{"a": "%s"}' % text]) == [(1, False)]
 
 
+def test_many_hits_and_few_are_placed_alike() -> None:
+    lines = [rb'{"a": "\b\u0001\u00e9"}' if n % 3 else b'{"a": "x"}' for n in range(900)]
+    assert [look for _, look in inspect(lines)] == [n % 3 > 0 for n in range(900)]
+
+
 def test_a_tokenizers_texts_are_found_in_every_spelling() -> None:
     tokens = ("</s>", "<|known|>", "▁é")
     assert token_bytes(tokens) == tuple(

@@ -21,6 +21,7 @@ from posttrain_cli.data.scan import Problem
 from posttrain_cli.data.tokenizer import TemplateRefusal, Tokenizer, load_tokenizer
 
 _PROBE = "x"
+_MARGIN = 8  # an end token that is added, a space that is prepended
 _HINTS = {
     "PTC401": "training cuts it there; --max-tokens sets the limit",
     "PTC402": "raise --max-tokens, or leave the row out: `ptc preprocess --overlong drop`",
@@ -96,7 +97,7 @@ class TokenChecks:
         return size + added if added >= 0 else None
 
     def _overhead(self, roles: tuple[str, ...]) -> int:
-        """Bytes that the template adds to turns of these roles; -1 when they must be rendered."""
+        """Most tokens that the template adds to turns of these roles; -1 when they must be seen."""
         if not self.bytes_bound_tokens:
             return -1
         messages: list[Message] = [{"role": role, "content": _PROBE} for role in roles]
@@ -104,7 +105,11 @@ class TokenChecks:
         if render_conversations([messages], self.tokenizer, policy)[0].problems:
             return -1
         text = self.tokenizer.render(messages, generation_prompt=False)
-        return 2 * (len(text.encode()) - len(roles)) + 16  # twice, for what texts may change
+        controls = 0
+        for control in sorted(self.tokenizer.control_texts, key=len, reverse=True):
+            controls += text.count(control)
+            text = text.replace(control, "")
+        return controls + len(text.encode()) - len(roles) + _MARGIN
 
 
 def check_tokens(
