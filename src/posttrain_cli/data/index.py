@@ -42,17 +42,15 @@ class RowIndex:
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
         self._limit = in_memory
-        self._parts: list[tuple[int, Keys128]] = []
-        self._held = 0
+        self._held = bytearray()  # keys of the last rows, grown in place
         self._buckets: list[IO[bytes]] = []
         self.rows = 0
 
     def add(self, keys: Keys128) -> None:
         """Add the (N, 2) keys of the next N rows; a key of zeros is a row that is left out."""
-        self._parts.append((self.rows, keys))
+        self._held += keys.tobytes()
         self.rows += len(keys)
-        self._held += keys.nbytes
-        if self._held > self._limit:
+        if len(self._held) > self._limit:
             self._spill()
 
     def matches(self, reference: int = 0) -> Iterator[Match]:
@@ -74,36 +72,35 @@ class RowIndex:
         """Give back memory and temporary files."""
         for bucket in self._buckets:
             bucket.close()
-        self._parts, self._buckets = [], []
+        self._held, self._buckets = bytearray(), []
 
-    def _groups(self) -> Iterator[tuple[Keys128, NDArray[np.int64]]]:
-        """Keys with their row numbers, equal keys always together."""
+    def _groups(self) -> Iterator[tuple[Keys128, NDArray[np.int64] | None]]:
+        """Keys with their row numbers (None: 0, 1, …), equal keys always together."""
         if self._buckets:
             self._spill()
             for bucket in self._buckets:
                 bucket.seek(0)
                 stored = np.frombuffer(bucket.read(), np.uint64).reshape(-1, 3)
                 yield stored[:, :2], stored[:, 2].astype(np.int64)
-        elif self._parts:
-            keys = np.concatenate([keys for _, keys in self._parts])
-            yield keys, np.arange(len(keys))
+        elif self._held:
+            keys = np.frombuffer(self._held, np.uint64).reshape(-1, 2)
+            yield keys, None
 
     def _spill(self) -> None:
         """Move the keys in memory to temporary files, by their highest bits."""
         if not self._buckets:
             self._buckets = [tempfile.TemporaryFile() for _ in range(_BUCKETS)]  # noqa: SIM115
-        for start, keys in self._parts:
-            rows = np.arange(start, start + len(keys), dtype=np.uint64)
-            stored = np.column_stack([keys, rows])
-            places = keys[:, 0] >> np.uint64(58)
-            order = np.argsort(places, kind="stable")
-            cuts = np.searchsorted(places[order], np.arange(1, _BUCKETS, dtype=np.uint64))
-            for bucket, part in zip(self._buckets, np.split(stored[order], cuts), strict=True):
-                bucket.write(part.tobytes())
-        self._parts, self._held = [], 0
+        keys = np.frombuffer(bytes(self._held), np.uint64).reshape(-1, 2)
+        rows = np.arange(self.rows - len(keys), self.rows, dtype=np.uint64)
+        places = keys[:, 0] >> np.uint64(58)
+        order = np.argsort(places, kind="stable")
+        cuts = np.searchsorted(places[order], np.arange(1, _BUCKETS, dtype=np.uint64))
+        for bucket, chosen in zip(self._buckets, np.split(order, cuts), strict=True):
+            bucket.write(np.column_stack([keys[chosen], rows[chosen]]).tobytes())
+        self._held = bytearray()
 
 
-def _match(keys: Keys128, rows: NDArray[np.int64], reference: int) -> NDArray[np.int64]:
+def _match(keys: Keys128, rows: NDArray[np.int64] | None, reference: int) -> NDArray[np.int64]:
     """(M, 3) row, earlier row and kind of the matches among keys whose rows ascend."""
     order = np.argsort(keys[:, 0], kind="stable")
     ordered = keys[order, 0]
@@ -119,7 +116,7 @@ def _match(keys: Keys128, rows: NDArray[np.int64], reference: int) -> NDArray[np
     new[1:] = (first[1:] != first[:-1]) | (base[1:] != base[:-1])
     place = 2 * (np.cumsum(new) - 1)  # two places a group: one for each way round
     way = (keys[chosen, 1] & _ORDER).astype(np.int64)
-    row = rows[chosen]
+    row = chosen if rows is None else rows[chosen]
     held_out = row < reference
     leaked = np.full(len(chosen) * 2, _NONE)
     np.minimum.at(leaked, (place + way)[held_out], row[held_out])
