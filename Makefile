@@ -9,7 +9,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# One thread and one process a core; a file's tests share what they set up, so they stay together.
+WORKERS ?= 2
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # Torch goes first and by this version: everything here runs on the CPU, the suite is tested with
 # it, and an index that offers CPU wheels of it saves gigabytes of CUDA libraries.

@@ -222,6 +222,7 @@ def test_compare_asks_two_models_the_same(
     assert f"── {other}\n" in stdout
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_ends_in_the_file_of_an_unbroken_run(
     infer: Callable[..., tuple[int, str, str]], tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_other_numbers_of_processes_see_the_same_batches(
         assert other["train/grad_norm"] == pytest.approx(one["train/grad_norm"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_verify_trains_the_last_stretch_again(
     unbroken: Callable[[int], Path], ptc: Callable[..., Any], tmp_path: Path
 ) -> None:

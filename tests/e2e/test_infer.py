@@ -29,6 +29,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return str(json.loads(captured.out)["response"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [("--lora-rank", "8"), ()], ids=["lora", "full"])
 def test_run_checkpoint_and_artefact_answer_alike_and_not_as_the_base(
     ptc: Callable[..., object],

@@ -17,6 +17,8 @@ CASES = {
     "recomputed activations": ["--gradient-checkpointing"],
 }
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def reference(

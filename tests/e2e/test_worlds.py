@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.support import computed, sft_args
 
+pytestmark = pytest.mark.slow
+
 
 def free_port() -> int:
     with socket.socket() as probe:
