@@ -56,6 +56,12 @@ def test_levels_and_what_they_say_they_did(
     assert clean_text(text, level) == (expected, changes)  # type: ignore[arg-type]
 
 
+def test_plain_text_is_cleaned_as_any_other() -> None:
+    text = " a\t b \n\n\u3000c "
+    assert clean_text(text, "article", plain=True) == clean_text(text, "article")
+    assert clean_text(text, "safe", plain=True) == (text, frozenset())
+
+
 def test_turns_are_cleaned_in_either_spelling() -> None:
     turns = [
         {"role": "user", "content": "a\x00", "name": "x\x00"},

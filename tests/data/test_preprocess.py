@@ -49,6 +49,16 @@ def dropped(report: dict[str, Any]) -> dict[str, int]:
     return {reason: entry["rows"] for reason, entry in report["dropped_by"].items()}
 
 
+@pytest.mark.parametrize("escaped", [True, False])
+def test_every_control_character_is_found_whatever_the_level(tmp_path: Path, escaped: bool) -> None:
+    texts = [f"a {chr(code)}\n b{number}" for number, code in enumerate([*range(32), 127])]
+    rows = [sft(number, prompt=text) for number, text in enumerate(texts)]
+    content = "".join(json.dumps(row, ensure_ascii=escaped) + "\n" for row in rows).encode()
+    run(tmp_path, content, clean="article")
+    found = [row["prompt"] for row in read(tmp_path / "out.jsonl")]
+    assert found == [f"a b{number}" for number in range(33)]
+
+
 def test_good_rows_pass_and_the_report_says_so(tmp_path: Path) -> None:
     content = lines(sft(1), sft(2, metadata={"k": 1}, other="x"), sft(3))
     report = run(tmp_path, content)

@@ -29,6 +29,8 @@ class Cleaned:
 
 
 NO_CHANGE: frozenset[str] = frozenset()
+_CONTROLS = frozenset({CONTROLS_REMOVED})
+_SPACE = frozenset({SPACE_COLLAPSED})
 
 
 def without_controls(text: str) -> str:
@@ -47,26 +49,32 @@ def collapse(text: str) -> str:
     return " ".join(text.split())
 
 
-def clean_text(text: str, level: Level) -> tuple[str, frozenset[str]]:
-    """Clean one text: the new text and the names of what was changed."""
+def clean_text(text: str, level: Level, plain: bool = False) -> tuple[str, frozenset[str]]:
+    """Clean one text: the new text and the names of what was changed.
+
+    Args:
+        text: what is cleaned.
+        level: how far.
+        plain: whether it is known to hold no control characters.
+    """
     if level == "none":
         return text, NO_CHANGE
-    cleaned = without_controls(text)
-    changes = NO_CHANGE if cleaned is text else frozenset({CONTROLS_REMOVED})
+    cleaned = text if plain else without_controls(text)
+    changes = NO_CHANGE if cleaned is text else _CONTROLS
     if level == "article":
         before, cleaned = cleaned, collapse(cleaned)
         if cleaned != before:
-            changes |= {SPACE_COLLAPSED}
+            changes = changes | _SPACE if changes else _SPACE
     return cleaned, changes
 
 
-def clean_value(value: Any, level: Level) -> Cleaned:
+def clean_value(value: Any, level: Level, plain: bool = False) -> Cleaned:
     """Clean a contract field: text, or a list of turns (their `content` or `value`).
 
     Anything else is returned as it is; the contract check names it.
     """
     if isinstance(value, str):
-        text, changes = clean_text(value, level)
+        text, changes = clean_text(value, level, plain)
         return Cleaned(text, changes)
     if not isinstance(value, list):
         return Cleaned(value, NO_CHANGE)

@@ -263,9 +263,10 @@ class Refiner:
         record: Record = {}
         changes = made.changes
         for name, value in made.record.items():
-            cleaned = clean_value(value, level)
+            cleaned = clean_value(value, level, plain)
             record[name] = cleaned.value
-            changes |= cleaned.changes
+            if cleaned.changes:
+                changes |= cleaned.changes
         return record, changes
 
     def _explain(self, refusal: Refused) -> Refused:
