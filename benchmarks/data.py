@@ -26,7 +26,6 @@ from typing import Any
 from data_measure import MB, ROOT, Cost, alternate, job, machine, ptc, run
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
-LENGTHS = 1_000_000  # that the packing plan is made for
 LIMIT = 2048  # tokens
 
 
@@ -111,6 +110,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--token-rows", type=int, default=8000, help="rows of the token verdict")
     add("--near-rows", type=int, default=20000, help="rows for near duplicates")
     add("--index-rows", type=int, default=1_000_000, help="rows for the index; twice, in turn")
+    add("--lengths", type=int, default=1_000_000, help="that the packing plan is made for")
     add("--datasketch", action="store_true", help="install datasketch apart, to compare with it")
     options = parser.parse_args(argv)
     options.work, options.out = options.work.absolute(), options.out.absolute()
@@ -242,13 +242,22 @@ def pack(bench: Bench) -> list[Figure]:
     """The packing plan of a million lengths."""
     found: list[Figure] = []
     for capacity in (2048, 4096, 8192):
-        _, printed = bench.compare(f"pack {capacity}", {"plan": job("packing", LENGTHS, capacity)})
+        _, printed = bench.compare(
+            f"pack {capacity}", {"plan": job("packing", bench.options.lengths, capacity)}
+        )
         plan = printed["plan"]
         expect("bins", plan["bins"], plan["plain_bins"])
         over = 100 * (plan["bins"] / plan["bound"] - 1)
         name = f"pack to {capacity}"
         found += [
-            Figure(name, "a million lengths, CPU", plan["cpu"], "s", bar=0.3, most=True),
+            Figure(
+                name,
+                f"{bench.options.lengths:,} lengths, CPU",
+                plan["cpu"],
+                "s",
+                bar=0.3,
+                most=True,
+            ),
             Figure(name, "plain best-fit-decreasing over ours", plan["plain_cpu"] / plan["cpu"]),
             Figure(name, "fill (bins as plain best-fit-decreasing)", 100 * plan["fill"], "%"),
             Figure(name, "bins above the least possible", over, "%"),
