@@ -112,6 +112,20 @@ def test_unknown_names_get_a_suggestion(shell: Shell) -> None:
     assert answer.err.endswith("hint: `ptc sft --help` shows what there is\n")
 
 
+def test_bad_values_name_what_was_given_and_what_is_taken(shell: Shell) -> None:
+    answer = shell("gen-synthetic", "--kind", "sfft", "--out", "x.jsonl")
+    assert answer.code == 2
+    assert answer.err == (
+        "error: invalid value for '--kind': 'sfft' is not one of 'sft', 'preference', 'prompt'\n"
+        "\nhint: did you mean `sft`?\n"
+    )
+    answer = shell("gen-synthetic", "--n", "0", "--out", "x.jsonl")
+    assert answer.code == 2
+    assert answer.err.startswith(
+        "error: invalid value for '--n': input should be greater than or equal to 1, got `0`\n"
+    )
+
+
 def test_other_usage_mistakes_are_told_in_lower_case(acting: Shell) -> None:
     answer = acting(print, "act", "--some-count", "many")
     assert answer.code == 2

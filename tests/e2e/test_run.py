@@ -355,3 +355,17 @@ def test_steps_that_blow_up_are_skipped_kept_and_end_the_run(
     assert all(row["file"] == str(sft_train) and 1 <= row["row"] <= 48 for row in rows)
     assert any(line.get("train/skipped") for line in metrics(run))
     assert not (run / "model").exists()
+
+
+def test_a_run_refused_at_its_start_leaves_the_folder_as_it_was(
+    ptc: Ptc, tiny_model: Path, sft_train: Path, sft_val: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "refused"
+    path.mkdir()
+    (path / "mine.txt").write_text("mine")
+    args = sft_args(tiny_model, sft_train, sft_val, path, "--target-modules", "nope")
+    refused = ptc(*args)
+    assert refused.code == 2
+    assert "`nope` match no layer" in refused.stderr
+    assert [found.name for found in path.iterdir()] == ["mine.txt"]
+    assert ptc(*args).stderr == refused.stderr  # not "holds a run already"

@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import os
+import re
 import select
 import sys
 import traceback
@@ -242,7 +243,23 @@ def _usage_error(exc: typer.TyperException) -> UsageError:
         name = message.split("'")[1]
         near = did_you_mean(name, [row.name for row in COMMANDS])
         return UsageError(f"unknown command `{name}`", hint=near or hint)
+    if message.startswith("invalid value for"):
+        return _bad_value(exc, message, hint)
     return UsageError(message, hint=hint)
+
+
+def _bad_value(exc: typer.TyperException, message: str, hint: str) -> UsageError:
+    """A value that an option does not take: what it takes, what was given, the nearest name."""
+    faults: list[dict[str, object]] = getattr(exc.__cause__, "errors", list)()
+    if not faults:
+        return UsageError(message, hint=hint)
+    given = str(faults[0]["input"])
+    option, _, expected = message.partition(": ")
+    names = re.findall(r"'([^']*)'", expected.partition(" is not one of ")[2])
+    if names:
+        hint = did_you_mean(given, names) or hint
+        return UsageError(f"{option}: {expected.removeprefix('Value error, ')}", hint=hint)
+    return UsageError(f"{option}: {expected[:1].lower()}{expected[1:]}, got `{given}`", hint=hint)
 
 
 def _missing_package(name: str) -> UsageError:

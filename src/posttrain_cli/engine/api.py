@@ -26,7 +26,7 @@ from posttrain_cli.engine import inputs, joined
 from posttrain_cli.engine.inputs import Split
 from posttrain_cli.engine.launch import NodePlan, launch, worker_environment
 from posttrain_cli.engine.task import Order, template_of, write_order
-from posttrain_cli.errors import Interrupted, PtcError, RunError
+from posttrain_cli.errors import DataError, Interrupted, PtcError, RunError, UsageError
 from posttrain_cli.runs import lineage
 from posttrain_cli.runs.directory import (
     RunDirectory,
@@ -34,6 +34,7 @@ from posttrain_cli.runs.directory import (
     holds_run,
     read_record,
     refuse_run,
+    remove_run,
     set_state,
     update_record,
 )
@@ -106,7 +107,13 @@ def start(resolved: Resolved, options: Options, say: Say) -> Outcome:
         return _second_node(config, options, say)
     with _discarding(path), run_lock(path, say):
         order = set_up(resolved, options, say)
-        return work(RunDirectory(path), config, order, options.node, say)
+        run = RunDirectory(path)
+        try:
+            return work(run, config, order, options.node, say)
+        except (DataError, UsageError):  # refused by the workers: a corrected command starts anew
+            if not _has_trained(run):
+                remove_run(path)
+            raise
 
 
 def run_path(config: Config) -> Path:
@@ -255,6 +262,12 @@ def _second_node(config: Config, options: Options, say: Say) -> Outcome:
     return work(run, config, order, options.node, say)
 
 
+def _has_trained(run: RunDirectory) -> bool:
+    """Whether there is a step or a checkpoint that could be lost."""
+    steps = run.metrics.is_file() and any(read_metrics(run.metrics))
+    return steps or any(run.checkpoints.iterdir())
+
+
 class _discarding:  # noqa: N801 - reads as a statement
     """Leave no directory behind when a run could not even be laid out."""
 
@@ -267,6 +280,7 @@ class _discarding:  # noqa: N801 - reads as a statement
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None and not holds_run(self.path):
             shutil.rmtree(self.path / ".prepared", ignore_errors=True)
-            (self.path / ".lock").unlink(missing_ok=True)
+            for name in (".task.json", ".lock"):
+                (self.path / name).unlink(missing_ok=True)
             with suppress(OSError):
                 self.path.rmdir()

@@ -105,13 +105,18 @@ def create_run(
     """
     run = RunDirectory(path)
     refuse_run(path, overwrite)
-    for part in _PARTS:
-        _remove(path / part)
+    remove_run(path)
     for folder in (run.logs, run.checkpoints):
         folder.mkdir(parents=True)
     atomic_write(run.config, dump_config(config))
     atomic_write(run.record, _dump(record))
     return run
+
+
+def remove_run(path: Path) -> None:
+    """Remove the run that `path` holds; other files in it are left alone."""
+    for part in _PARTS:
+        _remove(path / part)
 
 
 def refuse_run(path: Path, overwrite: bool) -> None:
