@@ -50,6 +50,14 @@ def test_text_is_one_line_a_finding(ptc: Callable[..., Any], bad: Path) -> None:
     assert (quiet.stdout, quiet.stderr) == (result.stdout, "")
 
 
+def test_a_file_without_rows_is_not_called_good(ptc: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    result = ptc("validate", "a.jsonl", cwd=tmp_path)
+    assert result.code == 1
+    assert "a.jsonl: 0 rows\n" in result.stderr
+    assert "good" not in result.stdout + result.stderr
+
+
 def test_json_is_one_object_and_nothing_else(ptc: Callable[..., Any], bad: Path) -> None:
     result = ptc("validate", bad, "--json", "-q")
     assert result.code == 1

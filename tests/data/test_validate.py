@@ -183,6 +183,7 @@ def test_whole_file_faults_stand_alone(tmp_path: Path) -> None:
     cut.write_bytes(gzip.compress(row * 9, mtime=0)[:-8])
     report = check(str(cut))
     assert report.counts == {"PTC109": 1, "PTC303": 8}
+    assert told(report)[-1] == ("PTC109", 10, 1)  # where reading ended, as `preprocess` says
     assert report.files[0].rows == 9
 
 

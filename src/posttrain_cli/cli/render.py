@@ -72,7 +72,7 @@ def summary(report: Report, shown: int, strict: bool, statistics: bool) -> Itera
         kind = f", {file.kind}" if file.kind else ""
         blank = f", {file.blank_lines:,} blank lines" if file.blank_lines else ""
         good = _good(file.good_rows, file.bad_rows)
-        yield f"{file.path}: {file.rows:,} rows{kind}: {good}{blank}"
+        yield f"{file.path}: {file.rows:,} rows{kind}{good}{blank}"
     hints = _first_hints(report.findings)
     for code, count in report.counts.items():
         yield f"  {code} {CODES[code].severity:7} {count:>9,}  {CODES[code].title}"
@@ -83,7 +83,9 @@ def summary(report: Report, shown: int, strict: bool, statistics: bool) -> Itera
 
 
 def _good(good: int, bad: int) -> str:
-    return f"{good:,} good, {bad:,} bad" if bad else "all good"
+    if not good + bad:
+        return ""
+    return f": {good:,} good, {bad:,} bad" if bad else ": all good"
 
 
 def _first_hints(findings: Iterable[Finding]) -> dict[str, str]:

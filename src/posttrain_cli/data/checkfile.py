@@ -79,9 +79,9 @@ def _only_from_the_start(path: str, encoding: str | None) -> bool:
     return storage.is_remote(path) or storage.is_compressed(path) or not is_utf8(encoding)
 
 
-def _note(state: FileState, problem: Problem, rules: Rules) -> None:
+def _note(state: FileState, problem: Problem, rules: Rules, line: int = 1) -> None:
     if problem.code in rules.wanted:
-        state.add_late(problem, None)
+        state.add_late(problem, None, line)
 
 
 def _range_results(state: FileState, rules: Rules, workers: int, block: int) -> Iterator[Result]:
@@ -121,7 +121,7 @@ def _stream_results(state: FileState, rules: Rules, workers: int) -> Iterator[Re
             "PTC109", f"{damage[0].message} after {state.rows:,} whole records",
             hint="fetch or write the file again; nothing behind this place was checked",
         )  # fmt: skip
-        _note(state, problem, rules)
+        _note(state, problem, rules, state.lines + 1)
     else:
         state.sha256 = digest.hexdigest()
 

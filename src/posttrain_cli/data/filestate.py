@@ -68,12 +68,12 @@ class FileState:
         self.lines += result.lines
         self.rows += result.rows
 
-    def add_late(self, problem: Problem, row: int | None) -> None:
-        """Add a finding that only the whole could tell, in the order of rows."""
+    def add_late(self, problem: Problem, row: int | None, line: int = 1) -> None:
+        """Add a finding that only the whole could tell, in the order of rows; `line` without."""
         self.counts[problem.code] += 1
         if self.limit is None or len(self.late) < self.limit:
-            line = self.line_of(row) if row is not None else 1 if self.has_lines else None
-            self.late.append(Note(line, row, 1 if line is not None else None, problem))
+            at = self.line_of(row) if row is not None else line if self.has_lines else None
+            self.late.append(Note(at, row, 1 if at is not None else None, problem))
 
     def mark_bad(self, row: int) -> None:
         """Count a row as bad that only the whole shows to be so."""
