@@ -238,7 +238,7 @@ def test_longer_samples(ran: Train, tmp_path: Path) -> None:
     assert whole["tokens"] > cut["tokens"]
     with pytest.raises(DataError) as caught:
         ran(**base, **{"data.overlong": "error"})
-    assert [(f.code, f.row) for f in caught.value.findings] == [("PTC401", 1)]
+    assert [(f.code, f.row, f.line) for f in caught.value.findings] == [("PTC401", 1, 1)]
 
 
 def test_templates(ran: Train, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,14 @@ class Counts:
             f"read {self.read:,} rows, kept {self.kept:,}{dropped}{cut}; "
             f"{self.tokens:,} tokens, {share:.1f} % of them trained; longest {self.longest:,}"
         )
+
+
+class _Place(NamedTuple):
+    """Where a row stands: number of its file, 1-based row, 1-based line in a text file."""
+
+    file: int
+    row: int
+    line: int | None
 
 
 class Prepared:
@@ -218,7 +226,7 @@ def _stream(
         files["mask"].write(np.array(sample.mask, np.bool_).tobytes())
         files["trained"].write(np.int64(sample.trained).tobytes())
         files["offsets"].write(np.int64(tally["tokens"]).tobytes())
-        files["places"].write(np.array(place, np.int64).tobytes())
+        files["places"].write(np.array(place[:2], np.int64).tobytes())
         if source.weight_key:
             weight = _weight(record, source, place)
             files["weights"].write(np.float64(weight).tobytes())
@@ -227,46 +235,47 @@ def _stream(
 
 def _samples(
     source: Source, tokenizer: Tokenizer
-) -> Iterator[tuple[tuple[int, int], dict[str, Any], Rendered]]:
+) -> Iterator[tuple[_Place, dict[str, Any], Rendered]]:
     """Every sample with its (file, row) and its record, rendered in blocks."""
     for number, path in enumerate(source.files):
-        records = _records(path)
+        records = _records(number, path)
         while block := list(itertools.islice(records, _BLOCK)):
-            turns = [_turns(path, row, r, source.keys) for row, r in block if not _is_ids(r)]
+            turns = [_turns(path, at, r, source.keys) for at, r in block if not _is_ids(r)]
             rendered = iter(render_conversations(turns, tokenizer, source.policy))
-            for row, record in block:
+            for place, record in block:
                 if not _is_ids(record):
-                    yield (number, row), record, next(rendered)
+                    yield place, record, next(rendered)
                     continue
                 problem = _ids_problem(record, tokenizer.backend.get_vocab_size())
                 if problem:
-                    raise _refusal(path, "PTC202", problem, row)
+                    raise _refusal(path, "PTC202", problem, place)
                 for sample in _tokenized(record, source.policy):
-                    yield (number, row), record, sample
+                    yield place, record, sample
 
 
-def _records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every record with its row; one that cannot be read is an error, a blank line is not."""
+def _records(number: int, path: str) -> Iterator[tuple[_Place, dict[str, Any]]]:
+    """Every record with its place; one that cannot be read is an error, a blank line is not."""
     for row in read_rows(path):
+        place = _Place(number, row.row, row.line)
         for finding in row.findings:
             if finding.severity == "error":
-                raise _refusal(path, finding.code, finding.message, row.row)
+                raise _refusal(path, finding.code, finding.message, place)
         if row.record is not None:
-            yield row.row, row.record
+            yield place, row.record
 
 
-def _turns(path: str, row: int, record: dict[str, Any], keys: Keys) -> list[Message]:
+def _turns(path: str, place: _Place, record: dict[str, Any], keys: Keys) -> list[Message]:
     try:
         return conversation(record, keys)
     except Refusal as refusal:
-        raise _refusal(path, refusal.problem.code, refusal.problem.message, row) from refusal
+        raise _refusal(path, refusal.problem.code, refusal.problem.message, place) from refusal
 
 
-def _refusal(path: str, code: str, message: str, row: int) -> DataError:
+def _refusal(path: str, code: str, message: str, place: _Place) -> DataError:
     return DataError(
-        f"`{path}` has a row that cannot be used: row {row:,}: {message}",
+        f"`{path}` has a row that cannot be used: row {place.row:,}: {message}",
         hint="`ptc validate` shows every finding",
-        findings=[Finding(path, code, message, row=row)],
+        findings=[Finding(path, code, message, line=place.line, row=place.row)],
     )
 
 
@@ -324,18 +333,20 @@ def _drop_reason(sample: Rendered, policy: Policy) -> str | None:
     return None
 
 
-def _findings(source: Source, place: tuple[int, int], sample: Rendered) -> list[Finding]:
+def _findings(source: Source, place: _Place, sample: Rendered) -> list[Finding]:
     """What of a sample's problems must stop the run."""
     fatal = {code for code, _ in sample.problems if CODES[code].severity == "error"} - {"PTC402"}
     if source.policy.overlong == "error":
         fatal.add("PTC401")
-    path, row = source.files[place[0]], place[1]
+    path = source.files[place.file]
     return [
-        Finding(path, code, message, row=row) for code, message in sample.problems if code in fatal
+        Finding(path, code, message, line=place.line, row=place.row)
+        for code, message in sample.problems
+        if code in fatal
     ]
 
 
-def _weight(record: dict[str, Any], source: Source, place: tuple[int, int]) -> float:
+def _weight(record: dict[str, Any], source: Source, place: _Place) -> float:
     """The sampling weight of a record: a finite number of at least 0 in its metadata."""
     assert source.weight_key is not None
     metadata = record.get("metadata")
@@ -343,7 +354,7 @@ def _weight(record: dict[str, Any], source: Source, place: tuple[int, int]) -> f
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e18:
         return float(value)
     raise DataError(
-        f"{source.files[place[0]]}: row {place[1]}: `metadata.{source.weight_key}` is "
+        f"{source.files[place.file]}: row {place.row}: `metadata.{source.weight_key}` is "
         f"{value!r}, expected a number of at least 0",
         hint="give each row a weight, or leave data.weight_key out",
     )
